@@ -38,9 +38,17 @@ def check_typed_sections(config: DictConfig) -> None:
 def _check_contexts(config: DictConfig) -> None:
     from verl.trainer.ppo.utils import need_critic
 
-    key = f"environment.thinking={config.environment.get('thinking', 'kept')}, "
-    key += f"environment.max_context={config.environment.get('max_context')}"
-    if parts_of(config.actor_rollout_ref.rollout).environment == "none":
+    chosen, keys = parts_of(config.actor_rollout_ref.rollout), config.environment
+    key = f"environment.thinking={keys.get('thinking', 'kept')}, environment.max_context={keys.get('max_context')}"
+    if chosen.environment == "agent":
+        key = "environment=agent"
+        if not keys.get("replay") and chosen.tree != "plain":
+            raise ValueError(
+                f"tree={chosen.tree} with environment.replay=false: a branch is a second run of the agent, and of its "
+                "own tools, that gets the recorded answers; set environment.replay=true if they may run again, or "
+                "choose tree=plain"
+            )
+    if chosen.environment == "none":
         raise ValueError(f"{key}: expected an environment that answers, such as environment=chat")
     if not config.actor_rollout_ref.actor.get("use_prefix_tree"):
         raise ValueError(f"{key}: a rollout is then several sequences, which only update=tree trains; set update=tree")
@@ -126,7 +134,7 @@ def check_environment(config: DictConfig) -> None:
     """
     from verl.workers.rollout.run_environment import try_environment
 
-    is_gym, row = parts_of(config.actor_rollout_ref.rollout).environment == "gym", {}
-    if is_gym and (files := data_files(config, "train_files")[0]):
+    has_rows, row = parts_of(config.actor_rollout_ref.rollout).environment in ("gym", "agent"), {}
+    if has_rows and (files := data_files(config, "train_files")[0]):
         row = next(pq.ParquetFile(files[0]).iter_batches(1)).to_pylist()[0]
-    try_environment(config, (row.get("extra_info") or {}).get("environment"))
+    try_environment(config, row)

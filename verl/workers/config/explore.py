@@ -18,7 +18,7 @@ from verl.workers.config.prefix_tree import PrefixTreeActorConfig
 from verl.workers.rollout.answer_likelihood import ANSWER_GAINS
 from verl.workers.rollout.tools.tool_box import ToolsConfig
 
-ENVIRONMENTS = ("none", "tools", "chat", "gym")
+ENVIRONMENTS = ("none", "tools", "chat", "gym", "agent")
 
 
 def _keys_of_parts(*kinds: str) -> Iterator[type]:

@@ -77,13 +77,13 @@ class ContextRule:
         while True:
             context = list(prompt)
             for turn, (begin, end) in list(zip(turns, answers, strict=False))[oldest:]:
-                context = self._with_turn(context, tokens[turn:begin]) + list(tokens[begin:end])
+                context = self.with_turn(context, tokens[turn:begin]) + list(tokens[begin:end])
             most = self.keys.max_context
             if most is None or len(context) <= most or oldest == len(answers) - 1:
                 return context
             oldest += 1
 
-    def _with_turn(self, context: list[int], turn: Sequence[int]) -> list[int]:
+    def with_turn(self, context: list[int], turn: Sequence[int]) -> list[int]:
         """Return a context extended by a turn, without the turn's thinking if it is dropped."""
         decode = self.tokenizer.decode
         if self.keys.thinking == "kept" or END_OF_THINKING not in decode(turn):

@@ -98,6 +98,10 @@ class Environment:
     async def stop(self) -> None:
         """Close what all prompts share, such as tools, when the worker ends."""
 
+    def at(self, state: Any) -> "Environment":
+        """Return the environment whose `stops` and `ends` hold for turns after a state."""
+        return self
+
     def stops(self, turn: Sequence[int]) -> list[str]:
         """Return the texts that end a continuation of a turn, given the turn's tokens so far."""
         return []

@@ -1,5 +1,6 @@
 """Makes the environment that a run's config chooses, and tries it on this machine."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from verl.utils.config import omega_conf_to_dataclass
@@ -7,6 +8,7 @@ from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 
 from verl.workers.config.explore import parts_of
 from verl.workers.config.keys import read_keys
+from verl.workers.rollout.agent.environment import Agent, AgentKeys, try_agent
 from verl.workers.rollout.chat.calls import CallReader
 from verl.workers.rollout.chat.environment import Chat
 from verl.workers.rollout.chat.template import ChatTemplate, builder_of_model
@@ -21,8 +23,9 @@ from verl.workers.rollout.tools.tool_box import ToolBox, try_tools
 
 def environment_keys(config) -> InstanceKeys:
     """Return the settings under `environment` of a run's config; raise a ValueError that names a wrong key."""
-    is_gym = parts_of(config.actor_rollout_ref.rollout).environment == "gym"
-    return read_keys(GymKeys if is_gym else InstanceKeys, config.get("environment"), "environment")
+    environment = parts_of(config.actor_rollout_ref.rollout).environment
+    keys = {"gym": GymKeys, "agent": AgentKeys}.get(environment, InstanceKeys)
+    return read_keys(keys, config.get("environment"), "environment")
 
 
 def changes_contexts(config) -> bool:
@@ -33,7 +36,8 @@ def changes_contexts(config) -> bool:
 def context_rule_of(config, tokenizer) -> ContextRule | None:
     """Return what turns read by a run's config; None if that is everything before them."""
     keys = environment_keys(config)
-    return ContextRule(keys, tokenizer) if keys.change_contexts else None
+    is_agent = isinstance(keys, AgentKeys)  # which says itself what a turn reads
+    return ContextRule(keys, tokenizer) if keys.change_contexts and not is_agent else None
 
 
 def environment_of(config, tokenizer, builder: ContinuousTokenBuilder | None = None) -> Environment:
@@ -52,9 +56,11 @@ def environment_of(config, tokenizer, builder: ContinuousTokenBuilder | None = N
     if environment == "gym":
         template = _template(config, tokenizer, builder) if keys.observation == "message" else None
         return Gym(keys, Protocol(tokenizer, [keys.action_tag or "action"]), template)
-    if environment == "chat":
+    if environment in ("chat", "agent"):
         reader = CallReader(rollout.multi_turn.format, tokenizer)
         template = _template(config, tokenizer, builder, closes=not reader.stop_token_ids)
+    if environment == "agent":
+        return Agent(keys, template, reader)
     try_tools(rollout.tools, parts_of(rollout).tree)
     tools, pool = ToolBox(rollout.tools), InstancePool(keys)
     if environment == "chat":
@@ -69,8 +75,8 @@ def _template(config, tokenizer, builder: ContinuousTokenBuilder | None, closes:
     return ChatTemplate(builder, closes=closes)
 
 
-def try_environment(config, task: Any) -> None:
-    """Try what answers the model on this machine: the tools, or a reset of the environment for a task.
+def try_environment(config, row: Mapping[str, Any]) -> None:
+    """Try what answers the model on this machine: the tools, or a reset of the environment for a row of the data.
 
     Raises:
         ValueError: it does not work; names the key.
@@ -78,6 +84,8 @@ def try_environment(config, task: Any) -> None:
     rollout = config.actor_rollout_ref.rollout
     tree, environment = parts_of(rollout)
     if environment == "gym":
-        try_gym(environment_keys(config), task)
+        try_gym(environment_keys(config), (row.get("extra_info") or {}).get("environment"))
+    elif environment == "agent":
+        try_agent(environment_keys(config), row)
     elif environment != "none":
         try_tools(omega_conf_to_dataclass(rollout).tools, tree)

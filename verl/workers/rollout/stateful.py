@@ -134,10 +134,13 @@ class InstancePool:
 
     A new instance needs a place. Where all are taken, the instance that has been idle for the longest time is closed;
     where all are inside calls, whose time is limited, the first that becomes idle.
+
+    Args:
+        keeps_idle: whether idle instances are never closed for others, so that a branch without forks needs no replay.
     """
 
-    def __init__(self, keys: InstanceKeys):
-        self.keys, self.replays, self.differing = keys, 0, 0
+    def __init__(self, keys: InstanceKeys, keeps_idle: bool = False):
+        self.keys, self.keeps_idle, self.replays, self.differing = keys, keeps_idle, 0, 0
         self.used, self._closing = 0, 0  # numbers of places that are taken, and of those that are about to be free
         self._idle: OrderedDict[Instance, tuple[StatefulEnvironment, State]] = OrderedDict()
         self._waiting: deque[asyncio.Future] = deque()
@@ -206,7 +209,7 @@ class InstancePool:
 
     def _close_idle(self) -> None:
         """Close idle instances while more wait for places than there are about to be free."""
-        while self._idle and sum(not place.done() for place in self._waiting) > self._closing:
+        while self._idle and not self.keeps_idle and sum(not place.done() for place in self._waiting) > self._closing:
             instance, (owner, state) = self._idle.popitem(last=False)
             owner.forget(state)
 

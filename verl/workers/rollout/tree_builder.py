@@ -115,8 +115,8 @@ class TreeBuilder:
         self.lost: dict[tuple[int, ...], str] = {}  # tokens of a trajectory that the environment has lost -> reason
         self._end_of = lru_cache(maxsize=1024)(self._find_end)
 
-    def _find_end(self, turn: Sequence[int]) -> TurnEnd:
-        return self.environment.ends(turn, self._end_tokens)
+    def _find_end(self, turn: Sequence[int], state: Any = None) -> TurnEnd:
+        return self.environment.at(state).ends(turn, self._end_tokens)
 
     def tokens_left(self, path: Path) -> int:
         """Return the number of tokens that the model may still write after `path`."""
@@ -156,7 +156,7 @@ class TreeBuilder:
             path.request(self.tree.prompt_ids),
             max_tokens=left if max_tokens is None else min(left, max_tokens),
             stop_token_ids=self._stop_token_ids,
-            stop=[*stop, *self.environment.stops(turn)],
+            stop=[*stop, *self.environment.at(path.state).stops(turn)],
             temperature=sampling.temperature if temperature is None else temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
@@ -168,7 +168,7 @@ class TreeBuilder:
         generation = await self.engine.generate(request)
         if not generation.token_ids:
             raise RuntimeError(f"the engine returned no token after {len(path.tokens)} of a response, {left} left")
-        return generation.first(self._end_of((*turn, *generation.token_ids)).n_tokens - len(turn))
+        return generation.first(self._end_of((*turn, *generation.token_ids), path.state).n_tokens - len(turn))
 
     async def settle(self, path: Path, notes: Mapping[str, Any] | None = None) -> Continuation:
         """Return what follows the model's tokens at the end of `path`: the environment's answer if its turn has ended,
@@ -218,7 +218,7 @@ class TreeBuilder:
 
     def ends(self, path: Path) -> Ends:
         """Return what ends with the last token of a path: nothing, the model's turn, or the trajectory."""
-        return self._end_of(path.tokens[path.turn :]).ends
+        return self._end_of(path.tokens[path.turn :], path.state).ends
 
     def is_end(self, token: int) -> bool:
         """Return whether generation ends at this token wherever it occurs, so that nothing else can stand there."""

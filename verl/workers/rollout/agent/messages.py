@@ -1,7 +1,7 @@
 """Messages of a chat-completions request in one form, so that equal ones are found.
 
-A program sends back what the model said with other keys than it got: `content` null or empty, arguments with other blanks,
-ids of its own. What is left here is what a chat template reads.
+A program sends back what the model said with other keys than it got: `content` null or empty, arguments with other
+blanks, ids of its own. What is left here is what a chat template reads.
 """
 
 import json
@@ -48,6 +48,8 @@ def agent_request(body: Mapping[str, Any], ignored: Sequence[str] = ()) -> Agent
     if not isinstance(body.get("messages"), list) or not body["messages"]:
         raise ValueError("messages: expected a list of messages")
     messages = tuple(plain_message(message) for message in body["messages"])
+    if messages[-1]["role"] == "assistant":
+        raise ValueError("messages: the last one is the assistant's, and is not continued")
     tools = () if body.get("tool_choice") == "none" else tuple(body.get("tools") or ())
     stop = body.get("stop") or ()
     stop = (stop,) if isinstance(stop, str) else tuple(stop)

@@ -149,12 +149,25 @@ class CallReader:
             return [Call("", fault=UNREADABLE)]
         return calls
 
+    async def message(
+        self, turn: Sequence[int], tools: list[OpenAIFunctionToolSchema]
+    ) -> tuple[str, list[FunctionCall]]:
+        """Return a turn as a server would: its text, with special tokens, and the calls that can be read."""
+        try:
+            return await self.parser.extract_tool_calls([*self._begins, *turn], tools)
+        except Exception as error:
+            self._log(error)
+            return self.tokenizer.decode(list(turn), skip_special_tokens=False), []
+
     async def _parsed(self, token_ids: list[int], tools: list[OpenAIFunctionToolSchema]) -> list[FunctionCall]:
         """Return the parser's calls; none if it fails, since the model's text must not end a run."""
         try:
             return (await self.parser.extract_tool_calls(token_ids, tools))[1]
         except Exception as error:
-            if type(error).__name__ not in self._logged:
-                self._logged.add(type(error).__name__)
-                logger.warning(f"{FORMAT}={self.format} failed on a turn; later ones are not logged", exc_info=error)
+            self._log(error)
             return []
+
+    def _log(self, error: Exception) -> None:
+        if type(error).__name__ not in self._logged:
+            self._logged.add(type(error).__name__)
+            logger.warning(f"{FORMAT}={self.format} failed on a turn; later ones are not logged", exc_info=error)

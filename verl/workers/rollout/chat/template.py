@@ -105,11 +105,26 @@ class ChatTemplate:
             texts: answer to each call, without control tokens.
             schemas: tools that the prompt describes.
         """
-        closing = [] if turn and turn[-1] in self.ends else self.closing
-        closed = [*turn, *closing]
-        before = [QUESTION, assistant_message([replace(call, arguments="{}") for call in calls])]
+        calls = [replace(call, arguments="{}") for call in calls]
         after = [tool_message(call, text) for call, text in zip(calls, texts, strict=True)]
-        merged = self.builder.merge_context_tokens(before, [*before, *after], closed, tools=schemas)
+        return self.after(turn, assistant_message(calls), after, schemas)
+
+    def after(
+        self,
+        turn: Sequence[int],
+        said: Mapping[str, Any],
+        messages: Sequence[Mapping[str, Any]],
+        schemas: list[dict[str, Any]] | None = None,
+    ) -> list[int]:
+        """Return the tokens that follow a turn: its end if it lacks one, messages, and the next turn's beginning.
+
+        Args:
+            said: message of the turn, of which the builder reads the calls.
+            messages: messages that follow it; the last one is not the assistant's.
+        """
+        closing = [] if turn and turn[-1] in self.ends else self.closing
+        closed, before = [*turn, *closing], [QUESTION, dict(said)]
+        merged = self.builder.merge_context_tokens(before, [*before, *map(dict, messages)], closed, tools=schemas)
         return [*closing, *added_tokens(closed, merged)]
 
     @cached_property
@@ -119,10 +134,7 @@ class ChatTemplate:
 
     def message(self, turn: Sequence[int], message: dict[str, Any]) -> list[int]:
         """Return the tokens of a message that follows a turn without calls, as `answer` does for tool messages."""
-        closing = [] if turn and turn[-1] in self.ends else self.closing
-        before = [QUESTION, {"role": "assistant", "content": FINE}]
-        merged = self.builder.merge_context_tokens(before, [*before, message], [*turn, *closing])
-        return [*closing, *added_tokens([*turn, *closing], merged)]
+        return self.after(turn, {"role": "assistant", "content": FINE}, [message])
 
     def turn(self, text: str, calls: Sequence[Call]) -> list[int]:
         """Return the tokens of a turn as the template renders it, up to its end token."""

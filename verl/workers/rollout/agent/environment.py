@@ -1,0 +1,397 @@
+"""The environment of `environment=agent`: a program that calls an OpenAI-compatible address, here the gateway's.
+
+    program ── request ──> Gateway ──> AgentRequest, the observation
+            <── reply ─── Gateway <── Reply, the action: what the model's turn says
+
+A branch is a second run of the program, which gets the recorded replies up to the fork. A turn reads its request's
+messages: behind what was read and sampled before, if they continue that, and else as a context (contexts.py).
+"""
+
+import asyncio
+import copy
+import json
+import logging
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as keys_dataclass
+from verl.tools.schemas import OpenAIFunctionToolSchema
+from verl.workers.rollout.agent.gateway import Gateway, Reply
+from verl.workers.rollout.agent.process import Outcome, Programs
+
+from verl.utils.fault_reports import cause_of
+from verl.workers.config.keys import STRICT
+from verl.workers.rollout.agent.messages import AgentRequest, plain_message, starts_with
+from verl.workers.rollout.chat.arguments import schema_for_parser
+from verl.workers.rollout.chat.calls import Call, CallReader, without_thoughts
+from verl.workers.rollout.chat.template import ChatTemplate
+from verl.workers.rollout.contexts import END_OF_THINKING, THINK, ContextRule
+from verl.workers.rollout.engines.interface import result_in_thread
+from verl.workers.rollout.environment import Answer, BranchLost, Ends, TurnEnd
+from verl.workers.rollout.stateful import (
+    Instance,
+    InstanceKeys,
+    InstancePool,
+    State,
+    StatefulEnvironment,
+    Step,
+    result_in_time,
+)
+
+logger = logging.getLogger(__name__)
+LOOK_SECONDS = 0.05  # time between two looks for requests other than the recorded one, in a replay
+OTHER_SECONDS = 2.0  # how long it then waits for the recorded one
+
+
+@keys_dataclass(frozen=True, config=STRICT)
+class AgentKeys(InstanceKeys):
+    """Keys under `environment` with environment=agent.
+
+    Args:
+        command: command of a program, which reads its row as JSON from standard input; its last line is its result.
+        class_path: or path of a function `run(task, base_url, api_key) -> result`, which may be a coroutine function.
+        env: environment variables of the program, beside those that it needs to run and to reach the model.
+        memory_mb: largest memory of a program; None for no limit.
+        host: address at which the gateway listens.
+        replay: whether a branch may run the program, and its tools, again; else only tree=plain works.
+        ignored: regular expressions; what they match in requests is not compared, such as dates.
+        reasoning: whether the program gets what the model thinks, up to </think>, as `content`, or it stays `hidden`.
+        max_steps: largest number of answered turns of a trajectory.
+        reward: `result`: the program's result, a number; `task`: the reward function's.
+    """
+
+    command: list[str] | None = None
+    class_path: str | None = None
+    env: dict[str, str] = Field(default_factory=dict)
+    memory_mb: int | None = Field(default=None, ge=64)
+    host: str = "127.0.0.1"
+    replay: bool = False
+    ignored: list[str] = Field(default_factory=list)
+    reasoning: Literal["hidden", "content"] = "hidden"
+    max_steps: int = Field(default=20, ge=1)
+    reward: Literal["result", "task"] = "task"
+
+    def __post_init__(self):
+        if (self.command is None) == (self.class_path is None):
+            raise ValueError(
+                f"environment.command={self.command}, environment.class_path={self.class_path}: expected exactly one"
+            )
+        if self.max_context is not None:
+            raise ValueError(f"environment.max_context={self.max_context}: an agent chooses its messages itself")
+
+    @property
+    def change_contexts(self) -> bool:
+        return True
+
+
+class AgentInstance(Instance):
+    """A run of the program, which waits for the reply to its last request."""
+
+    def __init__(self, agents: "Agents", row: Mapping[str, Any]):
+        self.agents, self.row = agents, row
+        self.session = self.program = self.request = None
+
+    async def prepare(self) -> None:
+        await self.agents.start()
+
+    async def reset(self) -> AgentRequest:
+        self.session = self.agents.gateway.open()
+        self.program = self.agents.programs.start(self.row, self.session.base_url, self.session.api_key)
+        step = await self._next()
+        if step.done:
+            raise RuntimeError(
+                f"the agent ended without a request: {step.observation.failed or step.observation.result}"
+            )
+        return step.observation
+
+    async def step(self, action: Reply, expected: AgentRequest | None = None) -> Step:
+        self.session.reply(self.request, action)
+        return await self._next(expected)
+
+    async def repeat(self, recorded: State) -> Step:
+        return await self.step(recorded.action, recorded.step.observation)
+
+    async def _next(self, expected: AgentRequest | None = None) -> Step:
+        """Return the next request, that which is expected if it comes among others, or the program's outcome."""
+        ended = asyncio.ensure_future(self.program.outcome())
+        came = asyncio.ensure_future(self.session.next_request(expected))
+        try:
+            while True:
+                await asyncio.wait(
+                    {ended, came}, timeout=LOOK_SECONDS if expected else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                if came.done():
+                    self.request = came.result()
+                    return Step(self.request)
+                if ended.done():
+                    outcome = ended.result()
+                    return Step(outcome, self.agents.reward_of(outcome), done=True)
+                if expected and self.session.requests:
+                    await asyncio.wait({ended, came}, timeout=OTHER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                    if not came.done() and not ended.done():
+                        return Step(self.session.requests[0])  # differs from what is expected
+        finally:
+            for task in (ended, came):
+                task.cancel()
+
+    async def close(self) -> None:
+        if self.session is not None:
+            self.session.close()
+        if self.program is not None:
+            await self.program.end()
+
+
+class Agents:
+    """What all prompts of a worker share: the gateway, and the server of the programs."""
+
+    def __init__(self, keys: AgentKeys):
+        self.keys = keys
+        self.gateway = Gateway(keys.host, keys.ignored)
+        self.programs = Programs(
+            command=keys.command, class_path=keys.class_path, env=keys.env, memory_mb=keys.memory_mb
+        )
+        self.failures: Counter[str] = Counter()
+
+    async def start(self) -> None:
+        await self.gateway.start()
+        await self.programs.prepare()
+
+    async def stop(self) -> None:
+        await self.programs.stop()
+        await self.gateway.stop()
+
+    def reward_of(self, outcome: Outcome) -> float | None:
+        """Return a program's reward: its result, or 0 if it failed or its result is no number."""
+        why = outcome.failed
+        if not why and self.keys.reward == "result":
+            try:
+                return float(outcome.result)
+            except ValueError:
+                why = f"its result {outcome.result!r:.80} is no number"
+        if why:
+            self.failures[why] += 1
+            if self.failures[why] == 1:
+                logger.warning(f"an agent failed, and its reward is 0: {why}")
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request and the model's turn.
+
+    Args:
+        request: the request.
+        read: all that the turn has read.
+        then_read: all that later turns read of it: `read` and the turn, perhaps without its thinking.
+        turn: the turn's tokens.
+        sent: the turn as the program got it.
+        whole: the turn with what was hidden or cut.
+    """
+
+    request: AgentRequest
+    read: list[int]
+    then_read: list[int]
+    turn: list[int]
+    sent: dict[str, Any]
+    whole: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The state after an answer: the program's state, its request, all that the next turn reads, and what was said."""
+
+    state: State
+    request: AgentRequest = field(compare=False)
+    read: list[int] = field(compare=False)
+    exchanges: tuple[Exchange, ...] = field(default=(), compare=False)
+
+
+class Agent(StatefulEnvironment):
+    """The environment of a worker, and by `open` of a prompt."""
+
+    changes_contexts = True
+
+    def __init__(self, keys: AgentKeys, template: ChatTemplate, reader: CallReader):
+        super().__init__(InstancePool(keys, keeps_idle=not keys.replay))
+        self.keys, self.template, self.reader = keys, template, reader
+        self.agents = Agents(keys)
+        self.tokenizer = template.builder.tokenizer
+        self.rule = ContextRule(keys, self.tokenizer)
+        self.stop_token_ids = reader.stop_token_ids
+        self.call_limit = keys.max_steps
+        self.row: dict[str, Any] = {}
+        self.first: Conversation | None = None
+        self.present: AgentRequest | None = None  # what the present turn answers
+
+    def open(self, row: Mapping[str, Any], seed: int) -> "Agent":
+        opened = copy.copy(self)
+        StatefulEnvironment.__init__(opened, self.pool)
+        opened.row = row_of_agent(row, seed)
+        return opened
+
+    def create(self) -> Instance:
+        return AgentInstance(self.agents, self.row)
+
+    async def stop(self) -> None:
+        await self.agents.stop()
+
+    def counted_rewards(self, rewards: Sequence[float]) -> list[float] | None:
+        return None if self.keys.reward == "task" else list(rewards)
+
+    # ---- turns ----
+
+    async def first_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return the messages of the program's first request, whose tools become `schemas`."""
+        state = await self.first_state()
+        request = state.step.observation
+        self.schemas = list(request.tools) or None
+        self.first = Conversation(state, request, self._built(request))
+        return list(request.messages)
+
+    def _built(self, request: AgentRequest) -> list[int]:
+        messages, tools = list(request.messages), list(request.tools) or None
+        return list(self.template.builder.build_initial_tokens(messages, tools=tools))
+
+    def at(self, state: Conversation | None) -> "Agent":
+        environment = copy.copy(self)
+        environment.present = (state or self.first).request
+        return environment
+
+    def stops(self, turn: Sequence[int]) -> list[str]:
+        return list(self.present.stop)
+
+    def ends(self, turn: Sequence[int], end_tokens: Container[int]) -> TurnEnd:
+        if (most := self.present.max_tokens) is not None and len(turn) >= most:
+            return TurnEnd(Ends.TURN, most)
+        if not turn:
+            return TurnEnd(Ends.NO, 0)
+        ended = turn[-1] in end_tokens or turn[-1] in self.stop_token_ids
+        if not ended and self.present.stop:
+            ended = self._stop_in(self.tokenizer.decode(list(turn))) is not None
+        return TurnEnd(Ends.TURN if ended else Ends.NO, len(turn))
+
+    def _stop_in(self, text: str, request: AgentRequest | None = None) -> int | None:
+        """Return where the first of a request's stop texts begins."""
+        found = [at for stop in (request or self.present).stop if (at := text.find(stop)) >= 0]
+        return min(found, default=None)
+
+    async def answer(self, state: Conversation | None, turn: Sequence[int], max_tokens: int) -> Answer:
+        before = state or self.first
+        reply, whole = await self._said(before, turn)
+        after = await self.advance(before.state, reply)
+        outcome = after.step.observation
+        if after.step.done:
+            return Answer([], ({"tool": "agent", "ok": not outcome.failed},), after, True, after.step.reward)
+        then_read = self.rule.with_turn(list(before.read), turn)
+        exchange = Exchange(before.request, before.read, then_read, list(turn), _message(reply), whole)
+        exchanges = (*before.exchanges, exchange)
+        try:
+            read, shown, kind = self._read(exchanges, outcome)
+        except Exception as error:  # a template may raise anything, and must not end the run
+            raise BranchLost(f"the chat template does not render the agent's messages: {cause_of(error)}") from error
+        self.counts[f"agent_{kind}"] += 1
+        context = None if read == [*before.read, *turn, *shown] else read
+        conversation = Conversation(after, outcome, read, exchanges)
+        return Answer(shown if len(shown) <= max_tokens else [], (), conversation, context=context)
+
+    async def _said(self, before: Conversation, turn: Sequence[int]) -> tuple[Reply, dict[str, Any]]:
+        """Return a turn as the program gets it, and as a message with all its text."""
+        text, calls = await self.reader.message(turn, _parser_schemas(before.request.tools))
+        for token in self.template.control_tokens.special.values():
+            text = text.replace(token, "")
+        content = text
+        if self.keys.reasoning == "hidden":
+            content = "" if THINK in text and END_OF_THINKING not in text else without_thoughts(text).lstrip("\n")
+        stop = self._stop_in(content, before.request)
+        content = content[:stop]
+        ended = stop is not None or turn[-1] in self.template.ends or turn[-1] in self.stop_token_ids
+        reason = "tool_calls" if calls else "stop" if ended else "length"
+        said = tuple((call.name, call.arguments) for call in calls)
+        reply = Reply(content, said, reason, len(before.read), len(turn))
+        return reply, _message(reply) | {"content": text}
+
+    def _read(self, exchanges: Sequence[Exchange], request: AgentRequest) -> tuple[list[int], list[int], str]:
+        """Return what the turn after a request reads, the part of it that follows the last turn in the row, and how the
+        request follows from the earlier ones: it `continued` the last one, or an `earlier` one, it has `rewritten` what
+        the model said, or is a `new` conversation."""
+        last, shown = exchanges[-1], None
+        for exchange in reversed(exchanges):
+            known = exchange.request.messages
+            rest = request.messages[len(known) :]
+            if request.tools != exchange.request.tools or not rest or not starts_with(request.messages, known):
+                continue
+            if rest[0]["role"] != "assistant":
+                continue
+            if _is_same(rest[0], exchange.sent) or _is_same(rest[0], exchange.whole):
+                shown = self.template.after(exchange.turn, exchange.sent, rest[1:], self.schemas)
+                read, kind = [*exchange.then_read, *shown], "continued" if exchange is last else "earlier"
+            else:
+                turn = self.template.turn(rest[0]["content"], _calls(rest[0]))
+                shown = self.template.after(turn, rest[0], rest[1:], self.schemas)
+                read, kind = [*exchange.read, *turn, *shown], "rewritten"
+            break
+        else:
+            read, kind = self._built(request), "new"
+        if kind in ("earlier", "new"):
+            asked = {"role": "user", "content": request.messages[-1]["content"]}
+            shown = self.template.message(last.turn, asked)
+        return read, shown, kind
+
+
+def row_of_agent(row: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Return what a program gets of a row of the data set, in JSON's types; not the reference answer."""
+    messages = [dict(message) for message in row.get("raw_prompt", row.get("prompt", ()))]
+    about = {"messages": messages, "extra_info": row.get("extra_info") or {}, "seed": seed}
+    return json.loads(json.dumps(about, default=str))
+
+
+def _message(reply: Reply) -> dict[str, Any]:
+    calls = [{"function": {"name": name, "arguments": arguments}} for name, arguments in reply.tool_calls]
+    return plain_message({"role": "assistant", "content": reply.content, "tool_calls": calls})
+
+
+def _is_same(message: dict[str, Any], said: dict[str, Any]) -> bool:
+    """Return whether a message is what the model said; blanks at its ends do not count."""
+    return message | {"content": message["content"].strip()} == said | {"content": said["content"].strip()}
+
+
+def _calls(message: Mapping[str, Any]) -> list[Call]:
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    return [Call(function["name"], json.dumps(function["arguments"], ensure_ascii=False)) for function in functions]
+
+
+def _parser_schemas(tools: Sequence[Mapping[str, Any]]) -> list[OpenAIFunctionToolSchema]:
+    schemas = []
+    for tool in tools:
+        with suppress(ValueError, KeyError, TypeError):  # a program's tools may have any form
+            schemas.append(OpenAIFunctionToolSchema(**schema_for_parser(tool)))
+    return schemas
+
+
+def try_agent(keys: AgentKeys, row: Mapping[str, Any]) -> None:
+    """Start the program once with a row, wait for its first request, and end it.
+
+    Raises:
+        ValueError: it cannot be started, or sends no request; names the key.
+    """
+    key = "environment.command" if keys.class_path is None else "environment.class_path"
+
+    async def first_request() -> None:
+        agents = Agents(keys)
+        instance = AgentInstance(agents, row_of_agent(row, 0))
+        try:
+            await instance.prepare()
+            await result_in_time(instance.reset(), keys.timeout)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise ValueError(f"{key}={keys.command or keys.class_path}: {cause_of(error)}") from error
+        finally:
+            await instance.close()
+            await agents.stop()
+
+    result_in_thread(first_request())
