@@ -46,7 +46,7 @@ class Player:
 
 
 def worker(name="Sums", **keys) -> Gym:
-    keys = GymKeys(class_path=f"{GAMES}.{name}", **keys)
+    keys = GymKeys(**({} if "url" in keys else {"class_path": f"{GAMES}.{name}"}), **keys)
     template = ChatTemplate(make_builder(TOKENIZER, "qwen2", {}), closes=True)
     is_message = keys.observation == "message"
     return Gym(keys, Protocol(TOKENIZER, [keys.action_tag or "action"]), template if is_message else None)

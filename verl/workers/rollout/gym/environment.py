@@ -20,7 +20,7 @@ from verl.workers.rollout.chat.calls import without_thoughts
 from verl.workers.rollout.chat.template import ChatTemplate
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.environment import Answer, Ends, TurnEnd
-from verl.workers.rollout.gym.openenv import OpenEnvServer, client_class
+from verl.workers.rollout.gym.openenv import OpenEnvServer
 from verl.workers.rollout.gym.process import Hosts
 from verl.workers.rollout.stateful import (
     CLOSE_SECONDS,
@@ -65,8 +65,6 @@ class GymKeys(InstanceKeys):
             )
         if self.observation == "result" and self.action_tag is None:
             raise ValueError("environment.observation=result needs environment.action_tag, which ends a turn")
-        if self.url is not None:
-            client_class()
 
 
 class Gym(StatefulEnvironment):
@@ -171,12 +169,15 @@ def try_gym(keys: GymKeys, task: Any) -> None:
     """
     key = f"environment.class_path={keys.class_path}" if keys.url is None else f"environment.url={keys.url}"
 
+    def refuse(reason: Exception) -> None:
+        raise ValueError(f"{key}: {reason}") from reason
+
     async def reset_and_close() -> None:
         source = Hosts(keys.class_path) if keys.url is None else OpenEnvServer(keys.url)
         try:
             instance = source.instance(task, 0)
             try:
-                await instance.prepare()
+                await instance.prepare(refuse)
                 await result_in_time(instance.reset(), keys.timeout)
             finally:
                 await result_in_time(instance.close(), CLOSE_SECONDS)
