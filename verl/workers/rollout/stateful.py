@@ -44,7 +44,8 @@ class InstanceKeys:
 
     Args:
         max_instances: largest number of live instances in a rollout worker.
-        timeout: time limit of a reset, a step or a copy, in seconds. An instance that takes longer is closed.
+        timeout: time limit of a reset, a step or a copy, in seconds. An instance that takes longer is closed. Also the
+            time for a server that has ended to be started again.
     """
 
     max_instances: int = Field(default=64, ge=1)
@@ -313,14 +314,20 @@ class StatefulEnvironment(Environment):
 
     async def _make_first(self) -> State:
         await self.pool.take_place()
-        instance, observation = await self._fresh()
+        try:
+            instance, observation = await self._fresh()
+        except BranchLost as error:
+            if not isinstance(error.__cause__, InstanceLost):
+                raise
+            await self.pool.take_place()
+            instance, observation = await self._fresh()
         self._first = State(None, None, Step(observation))
         self._keep(self._first, instance)
         return self._first
 
     async def _step(self, before: State, action: Hashable) -> State:
-        instance = await self._instance_at(before)
         try:
+            instance = await self._instance_at(before)
             step = await self._call("step", partial(instance.step, action), instance)
         except BranchLost as error:
             if not isinstance(error.__cause__, InstanceLost):

@@ -4,6 +4,7 @@ python openenv_games.py PORT MAX_SESSIONS words|moves
 """
 
 import sys
+import time
 
 import uvicorn
 from openenv.core.env_server import Action, Environment, Observation, State, create_app
@@ -22,7 +23,8 @@ class Words(Environment):
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def reset(self, seed=None, episode_id=None, goal=3, **kwargs):
+    def reset(self, seed=None, episode_id=None, goal=3, seconds=0, **kwargs):
+        time.sleep(seconds)
         self.goal, self.words = goal, []
         return Heard(text=f"goal {goal}, seed {seed}")
 

@@ -1,6 +1,7 @@
 """Real OpenEnv servers on the loopback, each in a process with packages of its own."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -38,6 +39,10 @@ class OpenEnvProcess:
             except httpx.HTTPError:
                 assert self.process.poll() is None, "the OpenEnv server does not start"
                 time.sleep(0.1)
+
+    def pause(self) -> None:
+        """SIGSTOP: who calls it waits."""
+        self.process.send_signal(signal.SIGSTOP)
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -142,38 +142,48 @@ def test_a_prompt_waits_for_sessions_of_others_beyond_the_time_limit_of_a_call()
 # ---- the server ends ----
 
 
-def test_a_server_that_stays_down_loses_its_trees_by_name_and_the_next_prompts_find_the_new_one(monkeypatch):
+def test_a_server_that_stays_down_loses_its_trees_by_name_and_the_next_prompts_find_the_new_one():
     class Kills(Player):
         async def generate(self, request):
             if len(self.asked) == 7:
                 server.kill()
             return await super().generate(request)
 
-    monkeypatch.setattr("verl.workers.rollout.gym.openenv.RESTART_SECONDS", 2)
     with openenv_server() as server:
-        gym, down = worker(url=server.url), f"ServerDown: no OpenEnv server answers at {server.url}"
+        gym, down = worker(url=server.url, timeout=2), f"ServerDown: no OpenEnv server answers at {server.url}"
         started = time.monotonic()
         with pytest.raises(RuntimeError, match=f"the environment lost every trajectory: .*{down}"):
             grown(gym, Kills(), row=ROW, n=8)
         assert 2 < time.monotonic() - started < 6  # for all trajectories together
         with pytest.raises(BranchLost, match=f"the environment could not be made: {down}"):
-            grown(worker(url=server.url), row=ROW)
+            grown(worker(url=server.url, timeout=0.1), row=ROW)
         server.start()
         assert len(grown(gym, row=ROW)[1].leaves) == len(grown(worker(url=server.url), row=ROW)[1].leaves) == 4
 
 
-def test_trees_wait_for_a_server_that_is_started_again():
+def test_calls_of_a_server_that_is_started_again_are_made_again():
+    """Steps, attempts to open a session, and a reset are under way when it ends."""
+
     async def play(environment):
         state = await environment.advance(None, "ab")
-        server.kill()
+        first = asyncio.ensure_future(on_server_now({"extra_info": {"environment": {"seconds": 1}}}))
+        await asyncio.sleep(0.3)
+        server.pause()
         going_on = asyncio.gather(*(environment.advance(state, word) for word in ("c", "de")))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.3)
+        server.kill()
+        await asyncio.sleep(0.3)
         assert not going_on.done()
         await asyncio.to_thread(server.start)
-        return [after.step for after in await going_on], environment.counts["replays"]
+        return [after.step for after in await going_on], environment.counts["replays"], await first
+
+    async def on_server_now(row):
+        async with worker(url=server.url).opened(row, 8) as opened:
+            return (await opened.first_state()).step.observation
 
     with openenv_server() as server:
-        assert on_server(server.url, play) == ([Step("ab c: 3", 0.0), Step("ab de: 4", 1.0)], 2)
+        steps, replays, first = on_server(server.url, play)
+    assert steps == [Step("ab c: 3", 0.0), Step("ab de: 4", 1.0)] and replays == 2 and first == "goal 3, seed 8"
 
 
 def test_a_trial_names_the_key(words):

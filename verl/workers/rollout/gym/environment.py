@@ -80,7 +80,7 @@ class Gym(StatefulEnvironment):
         super().__init__(InstancePool(keys))
         self.keys, self.protocol, self.template = keys, protocol, template
         self.call_limit, self.task, self.seed = keys.max_steps, None, 0
-        self.source = Hosts(keys.class_path) if keys.url is None else OpenEnvServer(keys.url)
+        self.source = Hosts(keys.class_path) if keys.url is None else OpenEnvServer(keys.url, keys.timeout)
 
     def open(self, row: Mapping[str, Any], seed: int) -> "Gym":
         opened = copy.copy(self)
@@ -173,7 +173,7 @@ def try_gym(keys: GymKeys, task: Any) -> None:
         raise ValueError(f"{key}: {reason}") from reason
 
     async def reset_and_close() -> None:
-        source = Hosts(keys.class_path) if keys.url is None else OpenEnvServer(keys.url)
+        source = Hosts(keys.class_path) if keys.url is None else OpenEnvServer(keys.url, keys.timeout)
         try:
             instance = source.instance(task, 0)
             try:

@@ -20,8 +20,6 @@ from verl.workers.rollout.stateful import Instance, InstanceLost, Step, result_i
 from verl.workers.rollout.tools.http_json import is_loopback
 
 SCHEMA_SECONDS = 30
-OPEN_SECONDS = 120  # time limit for the server to make a session's environment
-RESTART_SECONDS = 30  # time limit for a server that has ended to be started again
 FIRST_WAIT, LONGEST_WAIT = 0.05, 1.0  # seconds between attempts to open a session, doubling
 SHARED_FIELDS = {"metadata", "done", "reward"}  # fields of every action and observation
 
@@ -50,12 +48,16 @@ def text_field(fields: Mapping[str, Any]) -> str | None:
 
 
 class OpenEnvServer:
-    """A server; its sessions cannot copy themselves."""
+    """A server; its sessions cannot copy themselves.
+
+    Args:
+        seconds: time limit for it to open a session, or to be started again after it has ended.
+    """
 
     can_copy = False
 
-    def __init__(self, url: str):
-        self.url = url.rstrip("/")
+    def __init__(self, url: str, seconds: float):
+        self.url, self.seconds = url.rstrip("/"), seconds
         self.is_loopback = is_loopback(httpx.URL(url))
         self.action_fields: dict[str, Any] = {}  # name -> schema
         self.observation_fields: dict[str, Any] = {}
@@ -115,7 +117,7 @@ class OpenEnvInstance(Instance):
         async with self.server.next_session:
             wait = FIRST_WAIT
             while (refusal := await self._refusal()) is not None:
-                if monotonic() > self.server.down_since + RESTART_SECONDS:
+                if monotonic() > self.server.down_since + self.server.seconds:
                     raise refusal
                 make_room(refusal)
                 await asyncio.sleep(wait)
@@ -123,23 +125,23 @@ class OpenEnvInstance(Instance):
 
     async def _refusal(self) -> Exception | None:
         """Open a session and return None; or return the reason why another attempt may succeed."""
-        server = self.server
+        is_open = False
         try:
-            self.connection = await server.connect()
-            await result_in_time(self._answer({"type": "state"}), OPEN_SECONDS)
-        except BaseException as error:
-            code = error.code if isinstance(error, ServerError) else None
-            if code != "EXECUTION_ERROR":  # else the session is there, and nobody needs its state
+            self.connection = await self.server.connect()
+            await result_in_time(self._answer({"type": "state"}), self.server.seconds)
+            is_open = True
+        except (ServerDown, InstanceLost) as error:
+            self.server.down_since = min(self.server.down_since, monotonic())
+            return error
+        except ServerError as error:
+            is_open, full = error.code == "EXECUTION_ERROR", error  # the state's, which nobody needs
+            if not is_open and error.code != "CAPACITY_REACHED":
+                raise
+        finally:
+            if not is_open:
                 await self.close()
-                if isinstance(error, ServerDown | InstanceLost):
-                    server.down_since = min(server.down_since, monotonic())
-                    return error
-                if code != "CAPACITY_REACHED":
-                    raise
-                server.down_since = math.inf
-                return error
-        server.down_since = math.inf
-        return None
+        self.server.down_since = math.inf
+        return None if is_open else full
 
     async def reset(self) -> str:
         return self._step(await self._answer({"type": "reset", "data": self.task})).observation
