@@ -12,6 +12,7 @@ import gc
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import pytest
@@ -30,7 +31,8 @@ class Case(NamedTuple):
 
     Args:
         make: makes the environment of a worker with this number of instances.
-        turns: token ids of turns that it answers; none for an environment that never answers.
+        turns: token ids of three or more turns that it answers, so that a state has several branches; none for an
+            environment that never answers.
         end_tokens: tokens with which the model ends a response.
         decode: text of token ids, where turns end with a text.
         row: row of the data set.
@@ -46,16 +48,22 @@ class Case(NamedTuple):
 
 
 def in_environments(case: Case, play, max_instances: int = 2):
-    """Return what `play(open)` returns, where each `async with open()` is a prompt's environment; then nothing of the
-    environment is left."""
+    """Return what `play(open_environment)` returns, where `async with open_environment()` gives the environment of a
+    prompt; nothing is left after it."""
 
     async def run():
-        alive, worker = case.count_alive(), case.make(max_instances)
+        alive, worker, pools = case.count_alive(), case.make(max_instances), []
+
+        @asynccontextmanager
+        async def open_environment():
+            async with worker.opened(case.row, 7) as environment:
+                pools.extend([environment.pool] if hasattr(environment, "pool") else [])
+                yield environment
+
         try:
-            return await asyncio.wait_for(play(lambda: worker.opened(case.row, 7)), 60)
+            return await asyncio.wait_for(play(open_environment), 60)
         finally:
-            if hasattr(worker, "pool"):
-                assert worker.pool.used == 0
+            assert not any(pool.used for pool in pools)
             await worker.stop()
             assert asyncio.all_tasks() == {asyncio.current_task()}
             deadline = time.monotonic() + 10
@@ -94,7 +102,7 @@ async def answers_of(environment: Environment, turns: Sequence[Sequence[int]]) -
 def test_branches_in_any_order_get_the_answers_of_straight_runs(case, max_instances, seed):
     """Each path of a random tree, whose answers are asked for at once, is played again in an environment of its own."""
     draw = random.Random(seed)
-    tree = [(draw.randrange(i + 1), draw.choice(case.turns)) for i in range(12 * bool(case.turns))]
+    tree = [(draw.randrange(i // 3 + 1), draw.choice(case.turns)) for i in range(18 * bool(case.turns))]
     paths: list[list[Sequence[int]]] = [[]]
     for before, turn in tree:
         paths.append([*paths[before], turn])

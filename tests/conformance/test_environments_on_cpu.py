@@ -11,7 +11,7 @@ from tests.recipe.arpo.toy_agent import library
 from tests.workers.rollout.chat.families import chat_of, tokenizer_of
 from tests.workers.rollout.chat.test_chat_on_cpu import CALL
 from tests.workers.rollout.gym.openenv_servers import openenv_server
-from tests.workers.rollout.gym.test_environment_on_cpu import END_OF_TURN, ROW, TAGS, TOKENIZER, encode, worker
+from tests.workers.rollout.gym.test_environment_on_cpu import END_OF_TURN, TAGS, TOKENIZER, encode, worker
 from tests.workers.rollout.tools.python.test_python_session_on_cpu import box
 from tests.workers.rollout.tools.test_sessions_on_cpu import Notes, notes
 from tests.workers.rollout.toy_engine import EOS, Calls, Game
@@ -20,8 +20,9 @@ from verl.workers.rollout.stateful import InstanceKeys, InstancePool
 from verl.workers.rollout.tools.environment import Tools
 from verl.workers.rollout.tools.protocol import Protocol
 
-CELLS = ("x = globals().get('x', 0) + 1\nx", "open('a', 'a').write('b')\nopen('a').read()")
-QUERIES = [f"a<search>{query}</search>" for query in ("x", "yy")]
+ACTIONS = [[1, EOS], [2, 3, EOS], [4, EOS], [EOS]]
+CELLS = ("x = globals().get('x', 0) + 1\nx", "open('a', 'a').write('b')\nopen('a').read()", "x = 2; 1 / 0")
+QUERIES = [f"a<search>{query}</search>" for query in ("x", "yy", "fail")]
 
 
 def processes() -> int:
@@ -37,7 +38,12 @@ def gym(*turns, **keys) -> Case:
     def make(max_instances):
         return worker(max_instances=max_instances, **keys)
 
-    return tags(make, *(turns or (f"1{END_OF_TURN}", f"2{END_OF_TURN}")), row=ROW, count_alive=processes)
+    return tags(
+        make,
+        *(turns or [f"{action}{END_OF_TURN}" for action in "0123"]),
+        row={"extra_info": {"environment": {"goal": 6}}},
+        count_alive=processes,
+    )
 
 
 def python(max_instances: int) -> Tools:
@@ -46,7 +52,10 @@ def python(max_instances: int) -> Tools:
 
 def chat() -> Case:
     tokenizer = tokenizer_of("qwen2_5")
-    turns = [tokenizer.encode(f"{text}<|im_end|>") for text in (CALL % "a", CALL % "b" + CALL % "c", "So it is.")]
+    turns = [
+        tokenizer.encode(f"{text}<|im_end|>")
+        for text in (CALL % "a", CALL % "b" + CALL % "c", "So it is.", CALL % "fail")
+    ]
     return Case(lambda _: chat_of("qwen2_5"), turns, {tokenizer.eos_token_id}, tokenizer.decode)
 
 
@@ -66,16 +75,16 @@ def letters(tokens) -> str:
 
 CASES = {
     "none": lambda: Case(lambda _: NO_ENVIRONMENT, [], {EOS}),
-    "letters": lambda: Case(lambda _: Calls(), [[1, 18], [2, 3, 18]], {EOS}, letters),
+    "letters": lambda: Case(lambda _: Calls(), [[1, 18], [2, 3, 18], [4, 4, 4, 18]], {EOS}, letters),
     "tools": lambda: tags(lambda _: Tools(library(), Protocol(TOKENIZER, ["search"])), *QUERIES),
     "sessions": lambda: tags(notes, *QUERIES, count_alive=lambda: len(Notes.alive)),
     "python": lambda: tags(python, *(f"<python>{cell}</python>" for cell in CELLS), count_alive=processes),
     "chat": chat,
-    "game": lambda: Case(Games, [[1, EOS], [2, 3, EOS]], {EOS}),
-    "game with copies": lambda: Case(partial(Games, can_copy=True), [[1, EOS], [2, 3, EOS]], {EOS}),
+    "game": lambda: Case(Games, ACTIONS, {EOS}),
+    "game with copies": lambda: Case(partial(Games, can_copy=True), ACTIONS, {EOS}),
     "class": lambda: gym(name="Sums"),
     "class with copies": lambda: gym(name="CopiedSums"),
-    "class with tags": lambda: gym("so 1<act>1</act>", "2<act>2</act>", name="CopiedSums", **TAGS),
+    "class with tags": lambda: gym("so 1<act>1</act>", "2<act>2</act>", "<act>0</act>", name="CopiedSums", **TAGS),
 }
 
 

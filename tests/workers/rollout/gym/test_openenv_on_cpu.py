@@ -10,7 +10,8 @@ from tests.workers.rollout.gym.openenv_servers import openenv_server
 from tests.workers.rollout.gym.test_environment_on_cpu import TOKENIZER, Player, grown, worker
 from verl.evaluation.model.server import free_port
 from verl.workers.rollout.environment import BranchLost
-from verl.workers.rollout.gym.environment import GymKeys, try_gym
+from verl.workers.rollout.gym.environment import GymKeys
+from verl.workers.rollout.gym.trial import try_gym
 from verl.workers.rollout.stateful import Step
 from verl.workers.rollout.tree_builder import grow
 
@@ -136,6 +137,7 @@ def test_a_prompt_waits_for_sessions_of_others_beyond_the_time_limit_of_a_call()
         return await waiting
 
     with openenv_server(max_sessions=1) as server:
+        assert len(try_gym(GymKeys(url=server.url), {"goal": 2}, ["ab", "c"])) == 3
         assert on_server(server.url, play, timeout=0.5) == [Step("ab: 2", 1.0)]
 
 
@@ -154,7 +156,7 @@ def test_a_server_that_stays_down_loses_its_trees_by_name_and_the_next_prompts_f
         started = time.monotonic()
         with pytest.raises(RuntimeError, match=f"the environment lost every trajectory: .*{down}"):
             grown(gym, Kills(), row=ROW, n=8)
-        assert 2 < time.monotonic() - started < 6  # for all trajectories together
+        assert 2 < time.monotonic() - started < 14  # for all trajectories together
         with pytest.raises(BranchLost, match=f"the environment could not be made: {down}"):
             grown(worker(url=server.url, timeout=0.1), row=ROW)
         server.start()

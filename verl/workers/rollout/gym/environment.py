@@ -14,23 +14,13 @@ from typing import Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from verl.utils.fault_reports import cause_of
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.chat.calls import without_thoughts
 from verl.workers.rollout.chat.template import ChatTemplate
-from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.environment import Answer, Ends, TurnEnd
 from verl.workers.rollout.gym.openenv import OpenEnvServer
 from verl.workers.rollout.gym.process import Hosts
-from verl.workers.rollout.stateful import (
-    CLOSE_SECONDS,
-    Instance,
-    InstanceKeys,
-    InstancePool,
-    State,
-    StatefulEnvironment,
-    result_in_time,
-)
+from verl.workers.rollout.stateful import Instance, InstanceKeys, InstancePool, State, StatefulEnvironment
 from verl.workers.rollout.tools.protocol import Protocol
 
 
@@ -67,6 +57,11 @@ class GymKeys(InstanceKeys):
             raise ValueError("environment.observation=result needs environment.action_tag, which ends a turn")
 
 
+def source_of(keys: GymKeys) -> Hosts | OpenEnvServer:
+    """Return what makes instances."""
+    return Hosts(keys.class_path) if keys.url is None else OpenEnvServer(keys.url, keys.timeout)
+
+
 class Gym(StatefulEnvironment):
     """The environment of a worker, and by `open` of a prompt.
 
@@ -80,7 +75,7 @@ class Gym(StatefulEnvironment):
         super().__init__(InstancePool(keys))
         self.keys, self.protocol, self.template = keys, protocol, template
         self.call_limit, self.task, self.seed = keys.max_steps, None, 0
-        self.source = Hosts(keys.class_path) if keys.url is None else OpenEnvServer(keys.url, keys.timeout)
+        self.source = source_of(keys)
 
     def open(self, row: Mapping[str, Any], seed: int) -> "Gym":
         opened = copy.copy(self)
@@ -159,33 +154,3 @@ class Gym(StatefulEnvironment):
         if self.keys.reward == "task":
             return None
         return list(rewards) if self.keys.reward == "sum" else [0.0] * (len(rewards) - 1) + list(rewards[-1:])
-
-
-def try_gym(keys: GymKeys, task: Any) -> None:
-    """Make an instance, reset it for a task, and close it; works inside and outside an event loop.
-
-    Raises:
-        ValueError: the class or the server does not work; names the key.
-    """
-    key = f"environment.class_path={keys.class_path}" if keys.url is None else f"environment.url={keys.url}"
-
-    def refuse(reason: Exception) -> None:
-        raise ValueError(f"{key}: {reason}") from reason
-
-    async def reset_and_close() -> None:
-        source = Hosts(keys.class_path) if keys.url is None else OpenEnvServer(keys.url, keys.timeout)
-        try:
-            instance = source.instance(task, 0)
-            try:
-                await instance.prepare(refuse)
-                await result_in_time(instance.reset(), keys.timeout)
-            finally:
-                await result_in_time(instance.close(), CLOSE_SECONDS)
-        except ValueError:
-            raise
-        except Exception as error:
-            raise ValueError(f"{key}: reset with the task {task!r:.200} failed: {cause_of(error)}") from error
-        finally:
-            await source.stop()
-
-    result_in_thread(reset_and_close())
