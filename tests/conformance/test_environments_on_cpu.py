@@ -21,7 +21,17 @@ from verl.workers.rollout.tools.environment import Tools
 from verl.workers.rollout.tools.protocol import Protocol
 
 ACTIONS = [[1, EOS], [2, 3, EOS], [4, EOS], [EOS]]
-CELLS = ("x = globals().get('x', 0) + 1\nx", "open('a', 'a').write('b')\nopen('a').read()", "x = 2; 1 / 0")
+CELLS = [
+    "x = globals().get('x', 1) * 3\nx",
+    "open('log', 'a').write('a')\nopen('log').read()",
+    "def f(): return x",
+    "f()",
+    "import random, numpy\nrandom.random(), numpy.random.randint(1000)",
+    "import json; json.loads('{')",
+    "kept = globals().get('kept', []); kept.append(1); sorted(globals())[-5:], kept",
+    "import os; os.remove('log')",
+    "import os; os._exit(7)",
+]
 QUERIES = [f"a<search>{query}</search>" for query in ("x", "yy", "fail")]
 
 
