@@ -40,7 +40,7 @@ def processes() -> int:
 
 
 def tags(make, *turns, **options) -> Case:
-    """Of an environment whose turns end with a tag."""
+    """The case of an environment whose turns end with a tag."""
     return Case(make, list(map(encode, turns)), {TOKENIZER.eos_token_id}, TOKENIZER.decode, **options)
 
 

@@ -57,7 +57,7 @@ class Random(Sums):
 
 
 class SharedCopies(Sums):
-    """Its copies share a list with it."""
+    """The copies share a list with the original."""
 
     def reset(self, task, seed):
         self.actions = []

@@ -14,7 +14,7 @@ import httpx
 from tests.packages import unpacked
 from verl.evaluation.model.server import free_port
 
-# what the server imports beyond what this project depends on; its dependencies on gradio and openai are not imported
+# imports of the server that no dependency of this project brings; it does not import its dependency gradio
 PACKAGES = ("openenv-core==0.3.0", "py-key-value-aio==0.5.0", "beartype==0.23.1", "exceptiongroup==1.3.2")
 FASTMCP = "fastmcp-slim==4.2.3"  # reads its own version
 

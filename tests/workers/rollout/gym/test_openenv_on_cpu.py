@@ -195,5 +195,7 @@ def test_a_trial_names_the_key(words):
         try_gym(GymKeys(url=url), {})
     with pytest.raises(ValueError, match=f"environment.url={words.url}/docs: no OpenEnv server .*404"):
         try_gym(GymKeys(url=f"{words.url}/docs"), {})
+    with pytest.raises(ValueError, match="url"):
+        GymKeys(url="127.0.0.1:8000")
     with pytest.raises(ValueError, match="extra_info.environment='x': an OpenEnv server takes an object"):
         try_gym(GymKeys(url=words.url), "x")

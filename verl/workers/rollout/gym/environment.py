@@ -41,7 +41,7 @@ class GymKeys(InstanceKeys):
     """
 
     class_path: str | None = None
-    url: str | None = None
+    url: str | None = Field(default=None, pattern=r"^https?://")
     action_tag: str | None = Field(default=None, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
     observation: Literal["message", "result"] = "message"
     max_steps: int = Field(default=20, ge=1)

@@ -51,7 +51,7 @@ class OpenEnvServer:
     """A server; its sessions cannot copy themselves.
 
     Args:
-        seconds: time limit for it to open a session, or to be started again after it has ended.
+        seconds: time limit for the opening of a session, and for a server that has ended to be started again.
     """
 
     can_copy = False
@@ -102,7 +102,7 @@ class OpenEnvInstance(Instance):
     """A session on a server.
 
     Args:
-        task: object whose fields go to the server's `reset`; its own seed comes before `seed`.
+        task: fields for the server's `reset`; a seed among them takes the place of `seed`.
     """
 
     def __init__(self, server: OpenEnvServer, task: Mapping[str, Any] | None, seed: int):
