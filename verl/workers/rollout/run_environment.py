@@ -14,7 +14,8 @@ from verl.workers.rollout.chat.environment import Chat
 from verl.workers.rollout.chat.template import ChatTemplate, builder_of_model
 from verl.workers.rollout.contexts import ContextRule
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
-from verl.workers.rollout.gym.environment import Gym, GymKeys, try_gym
+from verl.workers.rollout.gym.environment import Gym, GymKeys
+from verl.workers.rollout.gym.trial import try_gym
 from verl.workers.rollout.stateful import InstanceKeys, InstancePool
 from verl.workers.rollout.tools.environment import Tools
 from verl.workers.rollout.tools.protocol import Protocol

@@ -45,7 +45,8 @@ class InstanceKeys(ContextKeys):
 
     Args:
         max_instances: largest number of live instances in a rollout worker.
-        timeout: time limit of a reset, a step or a copy, in seconds. An instance that takes longer is closed.
+        timeout: time limit of a reset, a step or a copy, in seconds. An instance that takes longer is closed. Also the
+            time for a server that has ended to be started again.
     """
 
     max_instances: int = Field(default=64, ge=1)
@@ -81,8 +82,15 @@ class Instance(ABC):
         """Held during a call. What several instances share lets calls wait for each other outside their time limits."""
         return nullcontext()
 
-    async def prepare(self) -> None:  # noqa: B027 (nothing to wait for, for many environments)
-        """Wait for what all instances share, such as the start of a server, before `reset`; it limits its own time."""
+    async def prepare(  # noqa: B027 (nothing to wait for, for many environments)
+        self, make_room: Callable[[Exception], None]
+    ) -> None:
+        """Wait before `reset` for what all instances share, such as the start of a server; it limits its own time,
+        except for a place on a full server.
+
+        Args:
+            make_room: closes an idle instance of the worker, given the reason why this one finds no place.
+        """
 
     @abstractmethod
     async def reset(self) -> Any:
@@ -144,6 +152,7 @@ class InstancePool:
         self.used, self._closing = 0, 0  # numbers of places that are taken, and of those that are about to be free
         self._idle: OrderedDict[Instance, tuple[StatefulEnvironment, State]] = OrderedDict()
         self._waiting: deque[asyncio.Future] = deque()
+        self._logged: set[type] = set()  # kinds of reasons why what all share had no place for an instance
 
     async def take_place(self) -> None:
         """Wait for a place."""
@@ -159,6 +168,15 @@ class InstancePool:
             if place.done() and not place.cancelled():  # it came in the same moment
                 self.free_place()
             raise
+
+    def make_room(self, reason: Exception) -> None:
+        """Close the instance that has been idle for the longest time, because what all share has no place for another;
+        log the reason once per kind."""
+        if type(reason) not in self._logged:
+            self._logged.add(type(reason))
+            logger.warning(f"instances of the environment wait: {cause_of(reason)}")
+        if self._idle:
+            self._close_longest_idle()
 
     def has_room(self) -> bool:
         """Return whether there is more than one place, and a new instance need not wait for a call to end."""
@@ -210,8 +228,11 @@ class InstancePool:
     def _close_idle(self) -> None:
         """Close idle instances while more wait for places than there are about to be free."""
         while self._idle and not self.keeps_idle and sum(not place.done() for place in self._waiting) > self._closing:
-            instance, (owner, state) = self._idle.popitem(last=False)
-            owner.forget(state)
+            self._close_longest_idle()
+
+    def _close_longest_idle(self) -> None:
+        _, (owner, state) = self._idle.popitem(last=False)
+        owner.forget(state)
 
 
 class StatefulEnvironment(Environment):
@@ -297,14 +318,20 @@ class StatefulEnvironment(Environment):
 
     async def _make_first(self) -> State:
         await self.pool.take_place()
-        instance, observation = await self._fresh()
+        try:
+            instance, observation = await self._fresh()
+        except BranchLost as error:
+            if not isinstance(error.__cause__, InstanceLost):
+                raise
+            await self.pool.take_place()
+            instance, observation = await self._fresh()
         self._first = State(None, None, Step(observation))
         self._keep(self._first, instance)
         return self._first
 
     async def _step(self, before: State, action: Hashable) -> State:
-        instance = await self._instance_at(before)
         try:
+            instance = await self._instance_at(before)
             step = await self._call("step", partial(instance.step, action), instance)
         except BranchLost as error:
             if not isinstance(error.__cause__, InstanceLost):
@@ -402,7 +429,7 @@ class StatefulEnvironment(Environment):
         """Return a new instance, for which a place has been taken, and its first observation."""
         try:
             instance = self.create()
-            await instance.prepare()
+            await instance.prepare(self.pool.make_room)
         except asyncio.CancelledError:
             self.pool.free_place()
             raise

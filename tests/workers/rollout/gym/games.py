@@ -1,6 +1,7 @@
 """Small environments for tests."""
 
 import os
+import random
 import time
 
 
@@ -46,3 +47,27 @@ class Hostile(Sums):
     def reset(self, task, seed):
         super().reset(task, seed)
         return task["say"]
+
+
+class Random(Sums):
+    """Does not use its seed."""
+
+    def reset(self, task, seed):
+        return super().reset(task, random.random())
+
+
+class SharedCopies(Sums):
+    """The copies share a list with the original."""
+
+    def reset(self, task, seed):
+        self.actions = []
+        return ""
+
+    def step(self, action):
+        self.actions.append(action)
+        return " ".join(self.actions), 0.0, False
+
+    def copy(self):
+        other = type(self)()
+        other.actions = self.actions
+        return other

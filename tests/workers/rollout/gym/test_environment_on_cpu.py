@@ -5,13 +5,13 @@ import random
 
 import pytest
 
-from recipe.arpo.keys import ARPOConfig
-from recipe.arpo.tree import Policy as ARPO
 from recipe.common.tiny_model import END_OF_TURN, make_tokenizer
 from recipe.common.tree import Policy as Plain
 from verl.workers.rollout.chat.template import ChatTemplate, make_builder
 from verl.workers.rollout.engines.interface import Generation
-from verl.workers.rollout.gym.environment import Gym, GymKeys, try_gym
+from verl.workers.rollout.gym.environment import Gym, GymKeys
+from verl.workers.rollout.gym.trial import try_gym
+from verl.workers.rollout.stateful import Step
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tree_builder import grow
 from verl.workers.rollout.tree_rollout import rows_of
@@ -46,7 +46,7 @@ class Player:
 
 
 def worker(name="Sums", **keys) -> Gym:
-    keys = GymKeys(class_path=f"{GAMES}.{name}", **keys)
+    keys = GymKeys(**({} if "url" in keys else {"class_path": f"{GAMES}.{name}"}), **keys)
     template = ChatTemplate(make_builder(TOKENIZER, "qwen2", {}), closes=True)
     is_message = keys.observation == "message"
     return Gym(keys, Protocol(TOKENIZER, [keys.action_tag or "action"]), template if is_message else None)
@@ -110,21 +110,6 @@ def test_rewards(reward, scores):
     assert [row.extra_fields["turn_scores"]] == scores and (row.reward_score is None) == (reward == "task")
 
 
-@pytest.mark.parametrize("max_instances", [2, 64])
-def test_trees_by_copies_and_by_replays_are_equal_segment_by_segment(max_instances):
-    trees = []
-    for name in ("Sums", "CopiedSums"):
-        gym = worker(name, max_instances=max_instances)
-        arpo = ARPO(ARPOConfig(initial_rollouts=2, branch_probability=1.0, entropy_tokens=1), TOKENIZER.decode)
-        _, tree = grown(gym, policy=arpo, n=6, row={"extra_info": {"environment": {"goal": 7}}})
-        about = tree.to_dict()
-        about["metrics"] = {k: v for k, v in about["metrics"].items() if not k.startswith("environment/")}
-        trees.append(about)
-        assert tree.metrics["environment/replays"] > 0 and tree.metrics["forks"] > 0
-        assert bool(tree.metrics["environment/copies"]) == (name == "CopiedSums" and max_instances == 64)
-    assert trees[0] == trees[1]
-
-
 def test_a_long_observation_is_cut_and_has_no_control_tokens():
     prompt, _ = grown(worker(max_observation_tokens=5), n=1)
     assert prompt == "<|im_start|>user\nPlay.\n\ngoal<|im_end|>\n<|im_start|>assistant\n"
@@ -137,3 +122,22 @@ def test_a_trial_names_the_key():
     try_gym(GymKeys(class_path=f"{GAMES}.Sums"), {"goal": 1})
     with pytest.raises(ValueError, match=f"environment.class_path={GAMES}.Sums: reset with the task None failed"):
         try_gym(GymKeys(class_path=f"{GAMES}.Sums"), None)
+
+
+@pytest.mark.parametrize("name", ["Sums", "CopiedSums"])
+def test_a_trial_plays_actions_until_the_end(name):
+    steps = try_gym(GymKeys(class_path=f"{GAMES}.{name}"), {"goal": 4}, ["1", "3", "1"])
+    assert steps == [Step("goal 4, seed 0"), Step("sum 1", 0.0), Step("sum 4", 1.0, True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("SharedCopies", r"the action '2' \(number 1\) returned .*'2'.* and in an instance whose copy .*'2 1 2'"),
+        ("Random", r"the reset returned .* and in a second instance"),
+        ("Sums", "the action 'x' failed: RuntimeError: ValueError: invalid literal"),
+    ],
+)
+def test_a_trial_says_where_a_second_instance_or_a_copy_differs(name, message):
+    with pytest.raises(ValueError, match=f"environment.class_path={GAMES}.{name}: {message}"):
+        try_gym(GymKeys(class_path=f"{GAMES}.{name}"), {"goal": 4}, ["2", "x" if name == "Sums" else "1"])

@@ -31,7 +31,7 @@ def in_process(name: str, play):
 
 async def begun(hosts: Hosts, goal=5) -> ProcessInstance:
     instance = hosts.instance({"goal": goal}, 7)
-    await instance.prepare()
+    await hosts.start()
     assert await instance.reset() == f"goal {goal}, seed 7"
     return instance
 
@@ -131,7 +131,7 @@ def test_other_instances_answer_while_one_hangs():
 def test_many_instances_at_once():
     async def play(hosts):
         instances = [hosts.instance({"goal": 1}, 7) for _ in range(300)]
-        await instances[0].prepare()
+        await hosts.start()
         await asyncio.gather(*(instance.reset() for instance in instances))
         return await asyncio.gather(*(instance.step("1") for instance in instances))
 

@@ -12,7 +12,7 @@ import copy
 import json
 import logging
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -95,7 +95,7 @@ class AgentInstance(Instance):
         self.agents, self.row = agents, row
         self.session = self.program = self.request = None
 
-    async def prepare(self) -> None:
+    async def prepare(self, make_room: Callable[[Exception], None]) -> None:
         await self.agents.start()
 
     async def reset(self) -> AgentRequest:
@@ -384,7 +384,7 @@ def try_agent(keys: AgentKeys, row: Mapping[str, Any]) -> None:
         agents = Agents(keys)
         instance = AgentInstance(agents, row_of_agent(row, 0))
         try:
-            await instance.prepare()
+            await agents.start()
             await result_in_time(instance.reset(), keys.timeout)
         except ValueError:
             raise

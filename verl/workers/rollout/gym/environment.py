@@ -14,23 +14,13 @@ from typing import Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from verl.utils.fault_reports import cause_of
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.chat.calls import without_thoughts
 from verl.workers.rollout.chat.template import ChatTemplate
-from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.environment import Answer, Ends, TurnEnd
-from verl.workers.rollout.gym.openenv import OpenEnvServer, client_class
+from verl.workers.rollout.gym.openenv import OpenEnvServer
 from verl.workers.rollout.gym.process import Hosts
-from verl.workers.rollout.stateful import (
-    CLOSE_SECONDS,
-    Instance,
-    InstanceKeys,
-    InstancePool,
-    State,
-    StatefulEnvironment,
-    result_in_time,
-)
+from verl.workers.rollout.stateful import Instance, InstanceKeys, InstancePool, State, StatefulEnvironment
 from verl.workers.rollout.tools.protocol import Protocol
 
 
@@ -51,7 +41,7 @@ class GymKeys(InstanceKeys):
     """
 
     class_path: str | None = None
-    url: str | None = None
+    url: str | None = Field(default=None, pattern=r"^https?://")
     action_tag: str | None = Field(default=None, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
     observation: Literal["message", "result"] = "message"
     max_steps: int = Field(default=20, ge=1)
@@ -65,8 +55,11 @@ class GymKeys(InstanceKeys):
             )
         if self.observation == "result" and self.action_tag is None:
             raise ValueError("environment.observation=result needs environment.action_tag, which ends a turn")
-        if self.url is not None:
-            client_class()
+
+
+def source_of(keys: GymKeys) -> Hosts | OpenEnvServer:
+    """Return what makes instances."""
+    return Hosts(keys.class_path) if keys.url is None else OpenEnvServer(keys.url, keys.timeout)
 
 
 class Gym(StatefulEnvironment):
@@ -82,7 +75,7 @@ class Gym(StatefulEnvironment):
         super().__init__(InstancePool(keys))
         self.keys, self.protocol, self.template = keys, protocol, template
         self.call_limit, self.task, self.seed = keys.max_steps, None, 0
-        self.source = Hosts(keys.class_path) if keys.url is None else OpenEnvServer(keys.url)
+        self.source = source_of(keys)
 
     def open(self, row: Mapping[str, Any], seed: int) -> "Gym":
         opened = copy.copy(self)
@@ -161,30 +154,3 @@ class Gym(StatefulEnvironment):
         if self.keys.reward == "task":
             return None
         return list(rewards) if self.keys.reward == "sum" else [0.0] * (len(rewards) - 1) + list(rewards[-1:])
-
-
-def try_gym(keys: GymKeys, task: Any) -> None:
-    """Make an instance, reset it for a task, and close it; works inside and outside an event loop.
-
-    Raises:
-        ValueError: the class or the server does not work; names the key.
-    """
-    key = f"environment.class_path={keys.class_path}" if keys.url is None else f"environment.url={keys.url}"
-
-    async def reset_and_close() -> None:
-        source = Hosts(keys.class_path) if keys.url is None else OpenEnvServer(keys.url)
-        try:
-            instance = source.instance(task, 0)
-            try:
-                await instance.prepare()
-                await result_in_time(instance.reset(), keys.timeout)
-            finally:
-                await result_in_time(instance.close(), CLOSE_SECONDS)
-        except ValueError:
-            raise
-        except Exception as error:
-            raise ValueError(f"{key}: reset with the task {task!r:.200} failed: {cause_of(error)}") from error
-        finally:
-            await source.stop()
-
-    result_in_thread(reset_and_close())

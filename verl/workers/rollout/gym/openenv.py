@@ -1,72 +1,98 @@
-"""Environments on an OpenEnv server, by its own client (package `openenv-core`): one session for each instance.
+"""Environments on an OpenEnv server: a session for each instance, by the server's messages (OpenEnv 0.3).
 
 An action is a text: the JSON object that the server takes, or the value of its only text field. An observation is the
 server's text field, or else its JSON.
 """
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Any, Literal
 
 import httpx
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
 
-from verl.workers.rollout.stateful import Instance, InstanceLost, Step
+from verl.workers.rollout.stateful import Instance, InstanceLost, Step, result_in_time
+from verl.workers.rollout.tools.http_json import is_loopback
 
 SCHEMA_SECONDS = 30
-FULL = "CAPACITY_REACHED"  # the server's code where all its sessions are taken
-FIRST_WAIT, LONGEST_WAIT = 0.1, 2.0  # seconds between attempts to open a session, doubling
-ABOUT = {"metadata", "done", "reward"}  # fields of every action and observation
+FIRST_WAIT, LONGEST_WAIT = 0.05, 1.0  # seconds between attempts to open a session, doubling
+SHARED_FIELDS = {"metadata", "done", "reward"}  # fields of every action and observation
 
 
-def client_class() -> type:
-    """Return OpenEnv's client; raise ValueError if the package is not installed."""
-    try:
-        from openenv.core.generic_client import GenericEnvClient
-    except ImportError as error:
-        raise ValueError(f"environment.url needs openenv-core: pip install '.[openenv]' ({error})") from error
-    return GenericEnvClient
+class ServerDown(ConnectionError):
+    """Nothing answers at the address."""
 
 
-async def text_fields(url: str) -> tuple[str | None, str | None]:
-    """Ask a server for the names of the only text field of its actions, and of its observations; None if there is none,
-    or several.
+class ServerError(RuntimeError):
+    """The server's answer to a message is an error, with this code and text."""
 
-    Raises:
-        ValueError: there is no such server.
-    """
-    try:
-        async with httpx.AsyncClient(timeout=SCHEMA_SECONDS) as client:
-            reply = await client.get(f"{url.rstrip('/')}/schema")
-        schemas = reply.raise_for_status().json()
-    except (httpx.HTTPError, ValueError) as error:
-        raise ValueError(f"environment.url={url}: no OpenEnv server answers there: {error!r}") from error
-    action, observation = (_text_field(schemas.get(name) or {}) for name in ("action", "observation"))
-    return action, observation
+    def __init__(self, code: str, text: str):
+        super().__init__(f"{text} ({code})")
+        self.code, self.text = code, text
 
 
-def _text_field(schema: Mapping[str, Any]) -> str | None:
-    properties = {name: about for name, about in (schema.get("properties") or {}).items() if name not in ABOUT}
-    texts = [name for name, about in properties.items() if about.get("type") == "string"]
+def own_fields(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a server's actions or observations that not all servers have, with their schemas."""
+    return {name: field for name, field in (schema.get("properties") or {}).items() if name not in SHARED_FIELDS}
+
+
+def text_field(fields: Mapping[str, Any]) -> str | None:
+    """Return the name of the only text field; None if there is none, or several."""
+    texts = [name for name, field in fields.items() if field.get("type") == "string"]
     return texts[0] if len(texts) == 1 else None
 
 
 class OpenEnvServer:
-    """A server; its sessions cannot copy themselves."""
+    """A server; its sessions cannot copy themselves.
+
+    Args:
+        seconds: time limit for the opening of a session, and for a server that has ended to be started again.
+    """
 
     can_copy = False
 
-    def __init__(self, url: str):
-        self.url = url
-        self.fields: tuple[str | None, str | None] | None = None
+    def __init__(self, url: str, seconds: float):
+        self.url, self.seconds = url.rstrip("/"), seconds
+        self.is_loopback = is_loopback(httpx.URL(url))
+        self.action_fields: dict[str, Any] = {}  # name -> schema
+        self.observation_fields: dict[str, Any] = {}
+        self.next_session = asyncio.Lock()  # held by the first of those that wait for a session
+        self.down_since = math.inf  # monotonic time since which nothing answers
 
     def instance(self, task: Mapping[str, Any] | None, seed: int) -> "OpenEnvInstance":
         return OpenEnvInstance(self, task, seed)
 
-    async def start(self) -> None:
-        """Ask the server for its text fields, once."""
-        if self.fields is None:
-            self.fields = await text_fields(self.url)
+    async def connect(self) -> ClientConnection:
+        """Return a connection, for which the server opens a session if it has one to give.
+
+        Raises:
+            ServerDown: no server answers.
+            ValueError: what answers is no OpenEnv server.
+        """
+        proxy: Literal[True] | None = None if self.is_loopback else True
+        try:
+            if not self.action_fields:
+                await self._read_schema()
+            return await connect(f"ws{self.url.removeprefix('http')}/ws", max_size=None, proxy=proxy)
+        except (httpx.HTTPError, OSError, WebSocketException) as error:
+            raise ServerDown(f"no OpenEnv server answers at {self.url}: {error!r}") from error
+
+    async def _read_schema(self) -> None:
+        async with httpx.AsyncClient(timeout=SCHEMA_SECONDS, trust_env=not self.is_loopback) as client:
+            reply = (await client.get(f"{self.url}/schema")).raise_for_status()
+        try:
+            schemas = reply.json()
+            self.observation_fields = own_fields(schemas["observation"])
+            self.action_fields = own_fields(schemas["action"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"environment.url={self.url}: {reply.text!r:.100} is no OpenEnv server's schema"
+            ) from error
 
     async def stop(self) -> None:
         """End nothing: the server is the user's."""
@@ -76,58 +102,103 @@ class OpenEnvInstance(Instance):
     """A session on a server.
 
     Args:
-        task: object whose fields go to the server's `reset`, beside the seed.
+        task: fields for the server's `reset`; a seed among them takes the place of `seed`.
     """
 
     def __init__(self, server: OpenEnvServer, task: Mapping[str, Any] | None, seed: int):
-        self.client = client_class()(base_url=server.url, message_timeout_s=1e6)  # the caller limits the time
-        self.server, self.task, self.seed = server, dict(task or {}), seed
+        if not isinstance(task, Mapping | None):
+            raise ValueError(f"extra_info.environment={task!r:.200}: an OpenEnv server takes an object")
+        self.server, self.task = server, {"seed": seed, **(task or {})}
+        self.connection: ClientConnection | None = None
 
-    async def prepare(self) -> None:
-        await self.server.start()
-        self.action_field, self.observation_field = self.server.fields or (None, None)
+    async def prepare(self, make_room: Callable[[Exception], None]) -> None:
+        if not self.server.next_session.locked() and await self._refusal() is None:
+            return
+        async with self.server.next_session:
+            wait = FIRST_WAIT
+            while (refusal := await self._refusal()) is not None:
+                if monotonic() > self.server.down_since + self.server.seconds:
+                    raise refusal
+                make_room(refusal)
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, LONGEST_WAIT)
+
+    async def _refusal(self) -> Exception | None:
+        """Open a session and return None; or return the reason why another attempt may succeed."""
+        is_open = False
+        try:
+            self.connection = await self.server.connect()
+            await result_in_time(self._answer({"type": "state"}), self.server.seconds)
+            is_open = True
+        except (ServerDown, InstanceLost) as error:
+            self.server.down_since = min(self.server.down_since, monotonic())
+            return error
+        except ServerError as error:
+            is_open, full = error.code == "EXECUTION_ERROR", error  # the state's, which nobody needs
+            if not is_open and error.code != "CAPACITY_REACHED":
+                raise
+        finally:
+            if not is_open:
+                await self.close()
+        self.server.down_since = math.inf
+        return None if is_open else full
 
     async def reset(self) -> str:
-        wait = FIRST_WAIT
-        while True:  # until the caller gives up
-            try:
-                result = await self._answer(self.client.reset(**self.task, seed=self.seed))
-                return self._text(result.observation)
-            except RuntimeError as error:
-                if FULL not in str(error):
-                    raise
-            await self.client.disconnect()
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, LONGEST_WAIT)
+        return self._step(await self._answer({"type": "reset", "data": self.task})).observation
 
     async def step(self, action: str) -> Step:
-        result = await self._answer(self.client.step(self._action(action)))
-        return Step(self._text(result.observation), result.reward and float(result.reward), bool(result.done))
-
-    async def _answer(self, call) -> Any:
         try:
-            return await call
-        except RuntimeError:  # the server's own error
-            raise
-        except Exception as error:
-            self.is_lost = True
-            raise InstanceLost(f"the server has ended the session: {error!r}") from error
+            return self._step(await self._answer({"type": "step", "data": self._action(action)}))
+        except ServerError as error:
+            if error.code != "VALIDATION_ERROR":
+                raise
+            return Step(f"Error: {error.text}")  # the environment has not seen the action
 
     def _action(self, text: str) -> dict[str, Any]:
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict):
-            return value
-        if self.action_field is None:
-            raise RuntimeError("the action is no JSON object, and the server's actions have not one text field")
-        return {self.action_field: text}
+        """Return the object for an action's text.
 
-    def _text(self, observation: Mapping[str, Any]) -> str:
-        if self.observation_field is not None:
-            return str(observation.get(self.observation_field, ""))
-        return json.dumps({k: v for k, v in observation.items() if k not in ABOUT}, ensure_ascii=False)
+        Raises:
+            ServerError: it is not one, and the server's actions have not one text field.
+        """
+        field, value = text_field(self.server.action_fields), None
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(text)
+        if isinstance(value, dict) and (field is None or field in value):
+            return value
+        if field is None:
+            names = ", ".join(self.server.action_fields)
+            raise ServerError("VALIDATION_ERROR", f"write your action as a JSON object with {names}")
+        return {field: text}
+
+    async def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send a message, and return the data of the server's answer.
+
+        Raises:
+            ServerError: the answer is an error.
+            InstanceLost: the session has ended.
+        """
+        assert self.connection is not None
+        try:
+            with contextlib.suppress(ConnectionClosed):  # the server's reason may have come before
+                await self.connection.send(json.dumps(message))
+            reply = json.loads(await self.connection.recv())
+        except ConnectionClosed as error:
+            self.is_lost = True
+            raise InstanceLost(f"the server has ended the session: {error}") from error
+        data = reply.get("data") or {}
+        if reply["type"] == "error":
+            faults = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in data.get("errors", ()))
+            raise ServerError(data["code"], "; ".join(faults) or data["message"])
+        return data
+
+    def _step(self, data: Mapping[str, Any]) -> Step:
+        observation, reward = data["observation"], data["reward"]
+        if (field := text_field(self.server.observation_fields)) is not None:
+            text = str(observation.get(field, ""))
+        else:
+            text = json.dumps(observation, ensure_ascii=False)
+        return Step(text, None if reward is None else float(reward), bool(data["done"]))
 
     async def close(self) -> None:
-        await self.client.disconnect()
+        if self.connection is not None:
+            await self.connection.close()

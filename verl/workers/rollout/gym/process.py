@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -151,7 +152,7 @@ class ProcessInstance(Instance):
     def one_call(self) -> AbstractAsyncContextManager:
         return nullcontext() if self.host is None else self.host.one_call
 
-    async def prepare(self) -> None:
+    async def prepare(self, make_room: Callable[[Exception], None]) -> None:
         await self.hosts.start()
 
     async def reset(self) -> str:

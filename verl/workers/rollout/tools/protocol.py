@@ -71,13 +71,14 @@ class Protocol:
         return tag, None if opened < 0 else before[opened + len(tag) + 2 :].strip()
 
     def result_ids(self, text: str, max_tokens: int) -> list[int]:
-        """Return a tool's result as the model sees it, cut to `max_tokens`; [] if not even the tags fit.
+        """Return a tool's result as the model sees it, cut to `max_tokens`; [] if not even the tags and, of a
+        text that is not empty, one token fit.
 
         Tags of the protocol and special tokens in the text are made harmless; outer white space is removed.
         """
         text = self.harmless(text[: MOST_CHARACTERS_A_TOKEN * max(max_tokens, 0)]).strip()
         opening, closing = self._encode(" <result>\n"), self._encode("\n</result>")
-        if len(opening) + len(closing) >= max_tokens:
+        if len(opening) + len(closing) + bool(text) > max_tokens:
             return []
         whole = self._encode(f" <result>\n{text}\n</result>")
         if len(whole) <= max_tokens:

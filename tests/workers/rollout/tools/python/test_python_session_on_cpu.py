@@ -1,7 +1,6 @@
 """Sessions of the Python tool: what lives on, what ends them, and trees of cells against straight runs."""
 
 import asyncio
-import random
 import signal
 import subprocess
 from pathlib import Path
@@ -141,63 +140,6 @@ def box(timeout=SLOW, **params):
     entry = {"class_path": "verl.workers.rollout.tools.python.tool.PythonTool"}
     entry["params"] = {**LIMITS, "session": True, **params}
     return ToolBox(ToolsConfig(tool_instances={"python": entry}, timeout=timeout))
-
-
-CELLS = [
-    "x = globals().get('x', 1) * 3 + {n}\nx",
-    "open('log', 'a').write('{n} ')\nopen('log').read()",
-    "def f(): return x + {n}",
-    "f()",
-    "import random\nrandom.random()",
-    "import numpy\nnumpy.random.randint(1000)",
-    "import json; json.loads('{{')",
-    "kept = globals().get('kept', []); kept.append({n}); sorted(globals())[-5:], kept",
-    "import os; os.remove('log')",
-    # Made again, it would tell another exit code.
-    "import os, time; os._exit(1 + time.time_ns() // 1000 % 199)",
-]
-
-
-@pytest.mark.parametrize("max_instances, seed", [(1, 0), (2, 1), (64, 2)])
-def test_a_tree_of_cells_equals_straight_runs(max_instances, seed):
-    """The oracle runs the cells of each path in a session of its own."""
-    draw = random.Random(seed)
-
-    async def grow(sessions):
-        """Continue from random nodes, three branches at once; a node is (sessions' states, cells, texts)."""
-        nodes = [(None, (), ())]
-        for _ in range(12):
-            chosen = [draw.choice(nodes[-8:]) for _ in range(3)]
-            cells = [draw.choice(CELLS).format(n=draw.randrange(100)) for _ in chosen]
-            calls = [sessions.call(node[0], "python", cell) for node, cell in zip(chosen, cells, strict=True)]
-            for node, cell, (call, states) in zip(chosen, cells, await asyncio.gather(*calls), strict=True):
-                nodes.append((states, (*node[1], cell), (*node[2], call.text)))
-        return nodes[1:]
-
-    async def straight(tool, cells):
-        session = tool.new_session()
-        texts = [await told(session, cell) for cell in cells]
-        await session.close()
-        return [f"Error: {text}" if kind else text for text, kind in texts]
-
-    async def run():
-        others, tools, pool = descendants(), box(), InstancePool(InstanceKeys(max_instances=max_instances))
-        sessions, oracle = ToolSessions(tools, pool), PythonTool(session=True, **LIMITS)
-        nodes = await grow(sessions)
-        for _, cells, texts in nodes:
-            for text, expected in zip(texts, await straight(oracle, cells), strict=True):
-                if "exit code" in text:
-                    text, expected = (part.split("exit code")[0] for part in (text, expected))
-                assert text == expected, cells
-        await sessions.close()
-        children = descendants() - others
-        await tools.close()
-        await oracle.close()
-        return sessions.metrics(), len(children), pool.used
-
-    metrics, children, used = asyncio.run(run())
-    assert metrics["environment/replays"] > 5 and not metrics.get("environment/replayed_outputs_differ")
-    assert metrics["environment/failures"] == 0 and children <= 2 * (1 + AHEAD) and used == 0
 
 
 @pytest.mark.parametrize("whom, when", [("session", "idle"), ("server", "idle"), ("server", "in a call")])
