@@ -8,7 +8,8 @@ from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 
 from verl.workers.config.explore import parts_of
 from verl.workers.config.keys import read_keys
-from verl.workers.rollout.agent.environment import Agent, AgentKeys, try_agent
+from verl.workers.rollout.agent.environment import Agent, AgentKeys
+from verl.workers.rollout.agent.trial import try_agent
 from verl.workers.rollout.chat.calls import CallReader
 from verl.workers.rollout.chat.environment import Chat
 from verl.workers.rollout.chat.template import ChatTemplate, builder_of_model

@@ -30,7 +30,6 @@ from verl.workers.rollout.chat.arguments import schema_for_parser
 from verl.workers.rollout.chat.calls import Call, CallReader, without_thoughts
 from verl.workers.rollout.chat.template import ChatTemplate
 from verl.workers.rollout.contexts import END_OF_THINKING, THINK, ContextRule
-from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.environment import Answer, BranchLost, Ends, TurnEnd
 from verl.workers.rollout.stateful import (
     Instance,
@@ -39,7 +38,6 @@ from verl.workers.rollout.stateful import (
     State,
     StatefulEnvironment,
     Step,
-    result_in_time,
 )
 
 logger = logging.getLogger(__name__)
@@ -370,28 +368,3 @@ def _parser_schemas(tools: Sequence[Mapping[str, Any]]) -> list[OpenAIFunctionTo
         with suppress(ValueError, KeyError, TypeError):  # a program's tools may have any form
             schemas.append(OpenAIFunctionToolSchema(**schema_for_parser(tool)))
     return schemas
-
-
-def try_agent(keys: AgentKeys, row: Mapping[str, Any]) -> None:
-    """Start the program once with a row, wait for its first request, and end it.
-
-    Raises:
-        ValueError: it cannot be started, or sends no request; names the key.
-    """
-    key = "environment.command" if keys.class_path is None else "environment.class_path"
-
-    async def first_request() -> None:
-        agents = Agents(keys)
-        instance = AgentInstance(agents, row_of_agent(row, 0))
-        try:
-            await agents.start()
-            await result_in_time(instance.reset(), keys.timeout)
-        except ValueError:
-            raise
-        except Exception as error:
-            raise ValueError(f"{key}={keys.command or keys.class_path}: {cause_of(error)}") from error
-        finally:
-            await instance.close()
-            await agents.stop()
-
-    result_in_thread(first_request())

@@ -1,0 +1,206 @@
+"""`environment=agent`: what turns read and rows hold for programs that continue, rewrite or change their messages, and
+branches by a second run. The model is a script; programs, gateway and tokens are real."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipe.common.tree import Policy as Plain
+from tests.workers.rollout.agent import agents
+from tests.workers.rollout.chat.families import chat_of, encode, tokenizer_of
+from verl.workers.rollout.agent.environment import Agent, AgentKeys
+from verl.workers.rollout.engines.interface import Generation
+from verl.workers.rollout.environment import BranchLost
+from verl.workers.rollout.trajectory_tree import TOOL
+from verl.workers.rollout.tree_builder import grow
+
+ROW = {"raw_prompt": [{"role": "user", "content": "What is 3 + 4?"}], "index": 5}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": %d, "b": 4}}\n</tool_call>'
+END = "<|im_end|>"
+
+
+class Script:
+    """An engine that says the next of these turns after each request of a session; it keeps what was read."""
+
+    def __init__(self, name, *turns):
+        self.name, self.turns, self.read = name, [encode(name, turn) for turn in turns], []
+
+    async def generate(self, request):
+        self.read.append(list(request.prompt_ids))
+        tokens = self.turns[(len(self.read) - 1) % len(self.turns)]
+        text = tokenizer_of(self.name).decode(tokens)
+        for stop in request.stop:
+            if stop in text:  # as vLLM, up to the token that completes it
+                n = next(n for n in range(len(tokens) + 1) if stop in tokenizer_of(self.name).decode(tokens[:n]))
+                tokens = tokens[:n]
+        tokens = tokens[: request.max_tokens]
+        return Generation(tokens, [-token / 1e6 for token in tokens], stopped=True)
+
+
+def agent_of(function: str, name: str = "qwen2_5", **keys) -> Agent:
+    chat = chat_of(name)
+    if not {"command", "class_path"} & keys.keys():
+        keys["class_path"] = f"{agents.__name__}.{function}"
+    return Agent(AgentKeys(**{"timeout": 20.0} | keys), chat.template, chat.reader)
+
+
+async def grown(agent: Agent, engine, n=1, policy=None):
+    ends = [tokenizer_of(engine.name).eos_token_id]
+    try:
+        async with agent.opened(ROW, seed=3) as opened:
+            messages = await opened.first_messages(ROW["raw_prompt"])
+            prompt = opened.template.builder.build_initial_tokens(messages, tools=opened.schemas)
+            options = {"max_tokens": 600, "stop_token_ids": ends, "max_model_len": 2000, "request_id": "a"}
+            tree = await grow(engine, prompt, n, policy or Plain(), environment=opened, **options)
+            return tree, opened
+    finally:
+        await agent.stop()
+
+
+def run(function: str, *turns: str, name: str = "qwen2_5", **keys):
+    engine = Script(name, *turns)
+    tree, opened = asyncio.run(grown(agent_of(function, name, **keys), engine))
+    return engine, tree, opened
+
+
+def text(tokens, name: str = "qwen2_5") -> str:
+    return tokenizer_of(name).decode(list(tokens))
+
+
+# ---- what turns read ----
+
+
+@pytest.mark.parametrize("program", [None, "plain"])
+def test_messages_that_come_back_are_the_tokens_that_were_sampled(program):
+    """A program that continues its messages has the rows of environment=chat."""
+    keys = {"command": [sys.executable, str(Path(agents.__file__)), program]} if program else {}
+    keys |= {"env": {"PYTHONPATH": str(Path(agents.__file__).parents[4])}} if program else {}
+    engine, tree, opened = run("plain", "Let me  see." + CALL % 3 + END, "It is 7." + END, **keys)
+    (leaf,) = tree.leaves
+    assert tree.contexts(leaf) == [] and opened.counts["agent_continued"] == 1
+    response = text(tree.trajectories()[0])
+    assert response.startswith("Let me  see." + CALL % 3 + END) and response.endswith("It is 7." + END)
+    assert engine.read[1] == [*tree.prompt_ids, *tree.trajectories()[0][: len(engine.read[1]) - len(tree.prompt_ids)]]
+    assert "add" in text(tree.prompt_ids) and "<tool_response>\n7\n</tool_response>" in response
+
+
+def test_rows_are_those_of_environment_chat():
+    turns = ["Let me  see." + CALL % 3 + END, CALL % 10 + END, "It is 14." + END]
+    _, tree, _ = run("plain", *turns)
+
+    async def by_chat():
+        chat = chat_of("qwen2_5", {"add": {"class_path": "tests.workers.rollout.chat.families.Add"}})
+        chat.schemas = agents.TOOLS
+        prompt = chat.template.builder.build_initial_tokens(ROW["raw_prompt"], tools=agents.TOOLS)
+        options = {"max_tokens": 600, "stop_token_ids": [tokenizer_of("qwen2_5").eos_token_id]}
+        return await grow(Script("qwen2_5", *turns), prompt, 1, Plain(), environment=chat, **options)
+
+    chat = asyncio.run(by_chat())
+    assert tree.prompt_ids == chat.prompt_ids and tree.trajectories() == chat.trajectories()
+    assert (tree.response_masks(), tree.log_probs()) == (chat.response_masks(), chat.log_probs())
+
+
+def test_a_rewritten_message_begins_a_sequence():
+    engine, tree, opened = run("rewriting", "Hm." + CALL % 3 + END, "It is 7." + END)
+    (context,) = tree.contexts(tree.leaves[0])
+    assert opened.counts["agent_rewritten"] == 1
+    messages = [*ROW["raw_prompt"], {"role": "assistant", "content": "Hm. (calling a tool)"}]
+    messages += [{"role": "user", "content": "7"}]
+    template = opened.template.builder
+    assert list(context.ids) == template.build_initial_tokens(messages, tools=agents.TOOLS) == engine.read[1]
+    assert text(tree.trajectories()[0]).endswith("It is 7." + END)
+
+
+def test_a_helper_has_a_context_of_its_own_and_the_first_conversation_goes_on():
+    engine, tree, opened = run("with_helper", "I  think 7." + END, "Yes." + END, "7" + END)
+    assert (opened.counts["agent_new"], opened.counts["agent_earlier"]) == (1, 1)
+    helper, back = tree.contexts(tree.leaves[0])
+    assert "You check sums." in text(helper.ids) and "I  think" not in text(helper.ids)
+    first = [*engine.read[0], *engine.turns[0]]
+    assert list(back.ids[: len(first)]) == first, "the very tokens that were sampled"
+    assert text(back.ids[len(first) :]).count("The helper says Yes.") == 1
+    (row,) = tree.trajectories()
+    sampled = [token for token, mask in zip(row, tree.response_masks()[0], strict=True) if mask]
+    assert text(sampled) == f"I  think 7.{END}Yes.{END}7{END}"
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "thinking", "n_contexts"),
+    [("hidden", "kept", 0), ("hidden", "dropped", 1), ("content", "kept", 0)],
+)
+def test_what_the_model_thinks_is_hidden_or_sent_and_read_or_not(reasoning, thinking, n_contexts):
+    turns = ["<think>\nabc\n</think>\n\n" + CALL % 3 + END, "<think>d</think>Seven." + END]
+    engine, tree, _ = run("plain", *turns, name="qwen3", reasoning=reasoning, thinking=thinking)
+    assert len(tree.contexts(tree.leaves[0])) == n_contexts
+    assert ("abc" in text(engine.read[1], "qwen3")) == (thinking == "kept")
+    assert "abc" in text(tree.trajectories()[0], "qwen3")
+
+
+def test_stop_texts_and_limits_of_a_request_end_its_turn():
+    engine, tree, _ = run("with_stops", "one two STOP three" + END, "a b c d e f" + END)
+    row = text(tree.trajectories()[0])
+    assert "one two STOP" in row and "three" not in row
+    assert text(engine.read[1]).count("one two") == 2, "the program got the text before the stop"
+    sampled = [token for token, mask in zip(tree.trajectories()[0], tree.response_masks()[0], strict=True) if mask]
+    assert sampled[-3:] == engine.turns[1][:3]
+
+
+# ---- outcomes ----
+
+
+def test_results_are_rewards():
+    _, tree, _ = run("plain", "0.25" + END, reward="result")
+    assert [sum(rewards.values()) for rewards in tree.turn_rewards] == [0.25]
+    _, tree, _ = run("plain", "a quarter" + END, reward="result")
+    assert [sum(rewards.values()) for rewards in tree.turn_rewards] == [0.0]
+    _, tree, _ = run("fails", "7" + END, reward="result")
+    assert [sum(rewards.values()) for rewards in tree.turn_rewards] == [0.0]
+    _, tree, _ = run("plain", "7" + END)
+    assert tree.turn_rewards == []
+
+
+def test_a_program_without_a_request_fails_its_group():
+    with pytest.raises(BranchLost, match="the agent ended without a request: nothing"):
+        run("silent", "7" + END)
+
+
+# ---- branches ----
+
+
+class Forks(Plain):
+    """Two trajectories that share the first turn."""
+
+    async def grow(self, builder, n):
+        from verl.workers.rollout.tree_builder import Path
+
+        first = await builder.advance(Path(), seed=1)
+        at = builder.tree.add_chain(None, first.segments)
+        for seed in range(n):
+            rest = await builder.continue_to_end(first.path, seed)
+            if builder.lost:
+                continue
+            builder.tree.leaves.append(builder.tree.add_chain(at, rest.segments))
+
+
+def test_a_branch_is_a_second_run_with_the_recorded_replies():
+    for function in ("plain", "rewriting"):
+        engine = Script("qwen2_5", "Hm." + CALL % 3 + END, "It is 7." + END, "It may be 7." + END)
+        tree, opened = asyncio.run(grown(agent_of(function, replay=True), engine, 2, Forks()))
+        endings = [text(row).rpartition("assistant")[2].strip() for row in tree.trajectories()]
+        assert endings == ["It is 7." + END, "It may be 7." + END]
+        assert opened.counts["instances"] == 2 and opened.counts["replays"] == 1
+        assert opened.counts["replay_differs"] == 0
+
+
+def test_a_run_that_sends_other_requests_loses_the_branch():
+    engine = Script("qwen2_5", "one" + END)
+    tree, opened = asyncio.run(grown(agent_of("differs", replay=True, ignored=[]), engine, 2, Forks()))
+    assert len(tree.leaves) == 1 and opened.counts["replay_differs"] == 1
+    tree, opened = asyncio.run(
+        grown(agent_of("differs", replay=True, ignored=["number [0-9a-f-]+"]), engine, 2, Forks())
+    )
+    assert len(tree.leaves) == 2 and opened.counts["replay_differs"] == 0
+    results = [segment for segment in tree.segments if segment.author == TOOL]
+    assert len(results) == 4
