@@ -1,0 +1,306 @@
+"""Serves OpenAI's chat completions to programs, whose requests the rollout answers.
+
+A program gets a session: an address and a key of its own. Its requests wait there until the rollout takes them
+(`Session.next_request`) and answers them (`Session.reply`), in any order. All of it runs in one event loop, so that
+nothing needs a lock.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from verl.workers.rollout.agent.chat_completions import (
+    ApiError,
+    Reply,
+    chat_completion,
+    error_response,
+    event_stream,
+    ignored_parameters,
+)
+from verl.workers.rollout.agent.messages import AgentRequest, agent_request
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 16 * 2**20
+MAX_ENDED_SESSIONS = 4096  # ids kept to tell an ended session (410) from an unknown one (404)
+KEEP_ALIVE_SECONDS = 3600  # a program may run its tools for long between two requests of a connection
+
+
+@dataclass(eq=False)
+class _Call:
+    """A request and the future of its reply with the reply's number; None if the session ends first."""
+
+    request: AgentRequest
+    answer: "asyncio.Future[tuple[int, Reply] | None]"
+
+
+class Session:
+    """The requests of one program, from `Gateway.open` until `close`.
+
+    Attributes:
+        n_requests: number of requests so far, without refused ones.
+        n_disconnected: number of requests whose client left after they were handed out and before their reply.
+    """
+
+    def __init__(self, base_url: str, api_key: str, ended: Callable[[], Any]):
+        self.base_url, self.api_key = base_url, api_key
+        self.n_requests = self.n_disconnected = self._n_replies = 0
+        self._pending: list[_Call] = []
+        self._handed_out: list[_Call] = []
+        self._changed = asyncio.Event()
+        self._closed, self._ended = False, ended
+
+    @property
+    def requests(self) -> list[AgentRequest]:
+        """Requests that are not yet handed out, in order of arrival."""
+        return [call.request for call in self._pending]
+
+    async def next_request(self, expected: AgentRequest | None = None) -> AgentRequest:
+        """Hand out the first pending request, or the first that equals `expected`; wait until there is one.
+
+        A cancelled call hands out nothing.
+
+        Raises:
+            RuntimeError: the session is closed.
+        """
+        while not self._closed:
+            for call in self._pending:
+                if expected is None or call.request == expected:
+                    self._pending.remove(call)
+                    self._handed_out.append(call)
+                    return call.request
+            self._changed.clear()
+            await self._changed.wait()
+        raise RuntimeError("the session is closed")
+
+    def reply(self, request: AgentRequest, reply: Reply) -> None:
+        """Answer a request that was handed out, the first of equal ones. The reply is dropped if its client has left.
+
+        Raises:
+            RuntimeError: the session is closed.
+            ValueError: no such request waits for a reply.
+        """
+        if self._closed:
+            raise RuntimeError("the session is closed")
+        call = next((call for call in self._handed_out if call.request == request), None)
+        if call is None:
+            raise ValueError("reply: expected a request that was handed out and has no reply yet")
+        self._handed_out.remove(call)
+        self._n_replies += 1
+        if not call.answer.done():
+            call.answer.set_result((self._n_replies, reply))
+
+    def close(self) -> None:
+        """End the session: its pending and later requests get status 410, and calls of `next_request` raise."""
+        if self._closed:
+            return
+        self._closed = True
+        for call in self._pending + self._handed_out:
+            if not call.answer.done():
+                call.answer.set_result(None)
+        self._pending, self._handed_out = [], []
+        self._changed.set()
+        self._ended()
+
+    def _add(self, request: AgentRequest) -> _Call:
+        if self._closed:
+            raise _ended_error()
+        call = _Call(request, asyncio.get_running_loop().create_future())
+        self.n_requests += 1
+        self._pending.append(call)
+        self._changed.set()
+        return call
+
+    def _drop(self, call: _Call) -> None:
+        """Forget the reply of a call whose client has left."""
+        call.answer.cancel()
+        if call in self._pending:
+            self._pending.remove(call)
+        else:
+            self.n_disconnected += 1
+
+
+class Gateway:
+    """The HTTP server of a rollout worker and its sessions.
+
+    Args:
+        host: address to listen on; the operating system chooses the port.
+        ignored: regular expressions for texts that make no difference between requests (`agent_request`).
+    """
+
+    def __init__(self, host: str = "127.0.0.1", ignored: Sequence[str] = ()):
+        self.host, self.ignored = host, tuple(ignored)
+        self._sessions: dict[str, Session] = {}
+        self._ended: deque[str] = deque(maxlen=MAX_ENDED_SESSIONS)
+        self._noted: set[str] = set()
+        self._starting: asyncio.Task[None] | None = None
+        self._url = ""
+
+    async def start(self) -> None:
+        """Start the server in the running event loop, once; later callers wait until it has started.
+
+        Raises:
+            OSError: the host is no address of this machine.
+        """
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
+        is_v6 = ":" in self.host
+        listener = socket.create_server((self.host, 0), family=socket.AF_INET6 if is_v6 else socket.AF_INET)
+        # accepted connections inherit it; without it a reply waits 40 ms for the client's delayed ACK
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        routes = [
+            Route("/s/{id}/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/s/{id}/v1/models", self._models, methods=["GET"]),
+        ]
+        config = uvicorn.Config(
+            Starlette(routes=routes, exception_handlers={HTTPException: error_response}),
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            date_header=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = _Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started:
+            if self._serving.done():
+                raise RuntimeError("the gateway's server ended at its start") from self._serving.exception()
+            await asyncio.sleep(0.001)
+        self._url = f"http://{f'[{self.host}]' if is_v6 else self.host}:{listener.getsockname()[1]}"
+
+    def open(self) -> Session:
+        """Return a new session.
+
+        Raises:
+            RuntimeError: the gateway has not started.
+        """
+        if not self._url:
+            raise RuntimeError("the gateway has not started: await start() first")
+        name = secrets.token_urlsafe(24)
+
+        def ended() -> None:
+            del self._sessions[name]
+            self._ended.append(name)
+
+        self._sessions[name] = Session(f"{self._url}/s/{name}/v1", secrets.token_urlsafe(24), ended)
+        return self._sessions[name]
+
+    async def stop(self) -> None:
+        """End all sessions and the server."""
+        if self._starting is None:
+            return
+        starting, self._starting = self._starting, None
+        await asyncio.wait({starting})
+        if self._url:
+            self._url = ""
+            for session in list(self._sessions.values()):
+                session.close()
+            self._server.should_exit = True
+            await self._serving
+
+    # ---- requests ----
+
+    async def _models(self, http: Request) -> Response:
+        self._session(http)
+        models = [{"id": "model", "object": "model", "created": 0, "owned_by": "verl"}]
+        return JSONResponse({"object": "list", "data": models})
+
+    async def _chat(self, http: Request) -> Response:
+        session = self._session(http)
+        body = await _read_body(http)
+        call = session._add(self._read_request(body))
+        leaving = asyncio.create_task(_wait_for_disconnect(http))
+        ends: set[asyncio.Future[Any]] = {call.answer, leaving}
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not call.answer.done():
+                session._drop(call)
+        if call.answer.cancelled():
+            return Response(status_code=499)  # the client has left
+        if (answer := call.answer.result()) is None:
+            raise _ended_error()
+        if body.get("stream"):
+            with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+            return Response(event_stream(*answer, body.get("model"), with_usage), media_type="text/event-stream")
+        # ASCII, because arguments that the model wrote may hold half of a surrogate pair
+        return Response(json.dumps(chat_completion(*answer, body.get("model"))), media_type="application/json")
+
+    def _session(self, http: Request) -> Session:
+        """Return the session of a request's address, whose key the request must have."""
+        name = http.path_params["id"]
+        if name in self._ended:
+            raise _ended_error()
+        if (session := self._sessions.get(name)) is None:
+            raise ApiError(404, "there is no such session")
+        expected = f"Bearer {session.api_key}"
+        if not secrets.compare_digest(http.headers.get("authorization", "").encode(), expected.encode()):
+            raise ApiError(401, "the API key is not the session's", code="invalid_api_key")
+        return session
+
+    def _read_request(self, body: dict[str, Any]) -> AgentRequest:
+        for name, reason in ignored_parameters(body).items():
+            if name not in self._noted:
+                self._noted.add(name)
+                logger.warning("The parameter %.80r of an agent's request is ignored: %s.", name, reason)
+        try:
+            return agent_request(body, self.ignored)
+        except ValueError as error:
+            raise ApiError(400, str(error), "messages") from error
+        except (AttributeError, KeyError, TypeError, RecursionError) as error:
+            raise ApiError(400, "messages: expected the form of OpenAI's API", "messages") from error
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves the process's signals alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _read_body(http: Request) -> dict[str, Any]:
+    raw = bytearray()
+    try:
+        async for chunk in http.stream():
+            raw += chunk
+            if len(raw) > MAX_BODY_BYTES:
+                raise ApiError(413, f"the body has more than {MAX_BODY_BYTES} bytes")
+        body = json.loads(raw)
+    except ClientDisconnect as error:
+        raise ApiError(400, "the connection broke") from error  # the client cannot read it
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body must be a JSON object")
+    return body
+
+
+async def _wait_for_disconnect(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _ended_error() -> ApiError:
+    return ApiError(410, "the session has ended")
