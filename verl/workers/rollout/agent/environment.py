@@ -11,6 +11,7 @@ import asyncio
 import copy
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
@@ -78,6 +79,11 @@ class AgentKeys(InstanceKeys):
             raise ValueError(
                 f"environment.command={self.command}, environment.class_path={self.class_path}: expected exactly one"
             )
+        for pattern in self.ignored:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"environment.ignored={pattern!r}: no regular expression: {error}") from error
         if self.max_context is not None:
             raise ValueError(f"environment.max_context={self.max_context}: an agent chooses its messages itself")
 
