@@ -21,11 +21,11 @@ from typing import Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass as keys_dataclass
 from verl.tools.schemas import OpenAIFunctionToolSchema
-from verl.workers.rollout.agent.gateway import Gateway, Reply
 from verl.workers.rollout.agent.process import Outcome, Programs
 
 from verl.utils.fault_reports import cause_of
 from verl.workers.config.keys import STRICT
+from verl.workers.rollout.agent.gateway import Gateway, Reply
 from verl.workers.rollout.agent.messages import AgentRequest, plain_message, starts_with
 from verl.workers.rollout.chat.arguments import schema_for_parser
 from verl.workers.rollout.chat.calls import Call, CallReader, without_thoughts
