@@ -11,7 +11,7 @@ from verl.workers.rollout.chat.calls import CallReader
 from verl.workers.rollout.chat.environment import Chat
 from verl.workers.rollout.chat.template import ChatTemplate, builder_of_model
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
-from verl.workers.rollout.gym.environment import Gym, GymKeys, try_gym
+from verl.workers.rollout.gym.environment import GymKeys, make_gym, try_gym
 from verl.workers.rollout.stateful import InstanceKeys, InstancePool
 from verl.workers.rollout.tools.environment import Tools
 from verl.workers.rollout.tools.protocol import Protocol
@@ -20,8 +20,10 @@ from verl.workers.rollout.tools.tool_box import ToolBox, try_tools
 
 def environment_keys(config) -> InstanceKeys:
     """Return the settings under `environment` of a run's config; raise a ValueError that names a wrong key."""
-    is_gym = parts_of(config.actor_rollout_ref.rollout).environment == "gym"
-    return read_keys(GymKeys if is_gym else InstanceKeys, config.get("environment"), "environment")
+    chosen, keys = parts_of(config.actor_rollout_ref.rollout).environment, config.get("environment")
+    if chosen != "gym" and (key := next((key for key in ("class_path", "url") if (keys or {}).get(key)), None)):
+        raise ValueError(f"environment.{key}={keys[key]} needs environment=gym; this run has environment={chosen}")
+    return read_keys(GymKeys if chosen == "gym" else InstanceKeys, keys, "environment")
 
 
 def environment_of(config, tokenizer, builder: ContinuousTokenBuilder | None = None) -> Environment:
@@ -38,8 +40,7 @@ def environment_of(config, tokenizer, builder: ContinuousTokenBuilder | None = N
     if environment == "none":
         return NO_ENVIRONMENT
     if environment == "gym":
-        template = _template(config, tokenizer, builder) if keys.observation == "message" else None
-        return Gym(keys, Protocol(tokenizer, [keys.action_tag or "action"]), template)
+        return make_gym(keys, tokenizer, lambda: _template(config, tokenizer, builder))
     if environment == "chat":
         reader = CallReader(rollout.multi_turn.format, tokenizer)
         template = _template(config, tokenizer, builder, closes=not reader.stop_token_ids)
