@@ -7,7 +7,7 @@ set -euo pipefail
 export HARDWARE=${HARDWARE:-cpu}
 limits=(max_tokens=2048 environment.max_steps=10 environment.max_observation_tokens=256) data=outputs/data/textworld_gpu
 if [ "$HARDWARE" = cpu ]; then
-    limits=(max_tokens=320 environment.max_steps=6 environment.max_observation_tokens=160) data=outputs/data/textworld
+    limits=(max_tokens=224 environment.max_steps=6 environment.max_observation_tokens=96) data=outputs/data/textworld
 fi
 experiment=$1
 shift

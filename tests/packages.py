@@ -50,7 +50,7 @@ def unpacked(requirement: str, pattern: str = "*", metadata: bool = False) -> Pa
     return folder
 
 
-# TextWorld and what it imports; its own requirements name more. Of jericho only a newer release, which is compiled, will do.
+# TextWorld and what it imports; its own requirements name more. The jericho that it needs is compiled.
 TEXTWORLD = "textworld==1.7.0 jericho==3.3.1 TatSu==5.8.3 mementos==1.3.1 hashids==1.3.1 prompt_toolkit==3.0.53"
 TEXTWORLD += " termcolor==3.3.0 wcwidth"
 

@@ -371,6 +371,8 @@ async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
     config, tools = plan.config, ToolBox(plan.tools) if plan.tools else None
     # While some responses wait for a tool or the judge, others keep the server busy.
     at_once = 2 * plan.requests_at_once
+    if plan.environment.keys is not None:  # more would take each other's instances away
+        at_once = min(at_once, plan.environment.keys.max_instances)
     async with AsyncExitStack() as stack:
         if tools is not None:
             stack.push_async_callback(tools.close)

@@ -58,7 +58,9 @@ def environment_choice(config: DictConfig, checkpoint: Checkpoint | None, has_ta
     keys = {name: value for name, value in (rollout.get("multi_turn") or {}).items() if not name.startswith("_")}
     environment = rollout.get("environment") or "none"
     if run is config and environment not in ("tools", "chat", "gym"):
-        raise ValueError(f"environment={environment}: expected tools, chat or gym; leave it out for the checkpoint's own")
+        raise ValueError(
+            f"environment={environment}: expected tools, chat or gym; leave it out for the checkpoint's own"
+        )
     if environment == "gym" and (run is config or has_tasks):
         return EnvironmentChoice("gym", MultiTurnConfig(), read_keys(GymKeys, run.environment, "environment"))
     return EnvironmentChoice("chat" if environment == "chat" else "tools", MultiTurnConfig(**keys))

@@ -2,16 +2,16 @@
 
     python -m recipe.tasks.textworld.data --output-dir outputs/data/textworld --model-dir outputs/textworld_model
 
-Needs the extra textworld. A row of train or test names a game's file in the folder `games`; sft.parquet has walks through
-other games, as conversations: at each turn the next command of a walkthrough, or with the chance `detours` any command
-that the game takes there. No game is in two of the files, also not in files of different seeds.
+Needs the extra textworld. A row of train or test names a game's file in the folder `games`; no game is in both, also
+not in files of different seeds. sft.parquet has walks through the training games, as conversations: at each turn the
+next command of a walkthrough, or with the chance `detours` any command that the game takes there.
 """
 
+import itertools
 import json
 import multiprocessing
 import os
 import random
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,16 +25,21 @@ from verl.utils.data_files import write_rows
 INSTRUCTION = "Play this text game. Write one command a turn, such as: look, go east, open box, take key from box."
 # split -> config field, in the order of writing: train.parquet is last, so if it exists, all files exist
 SIZES = {"test": "test_size", "sft": "demo_size", "train": "train_size"}
-DEMONSTRATIONS_PER_GAME = 4
 MAX_COMMANDS = 8  # of a demonstration
 ATTEMPTS = 10  # seeds that are tried for a game
-# A model for which a frequent word of the games, the space before it included, is one token, as is the instruction.
+THEMES = ("basic", "house")
+_WORDS = "objective|is to|close|open|examine|inventory|look|insert|into|unlock|lock|with|take|from|drop|put|on|eat|go"
+_WORDS += "|east|west|north|south|You|are in|the|There is|an|exit|to|here|contains|nothing|floor|ground|of|carrying|see"
+_WORDS += "|can't|any such thing|That's not|verb|recognise|have|already|pick up|key|box|snack|thing|room|Room|-=|=-"
+_WORDS += "|closed|locked"
+# In this model's vocabulary the instruction and frequent words of the theme `basic` are one token each, also with a
+# space before them.
 MODEL = TinyModelConfig(
     hidden_size=128,
     intermediate_size=384,
     num_heads=4,
     num_kv_heads=4,
-    extra_words=(INSTRUCTION, *Path(__file__).with_name("words.txt").read_text(encoding="utf-8").splitlines()),
+    extra_words=(INSTRUCTION, *(f"{space}{word}" for space in ("", " ") for word in _WORDS.split("|"))),
 )
 
 
@@ -43,6 +48,7 @@ class TextWorldConfig:
     """Sizes of the games and of the files. A game takes about a second.
 
     Attributes:
+        theme: `basic` (room 5, an F-box) or `house` (the kitchen, a refrigerator), which has far more words.
         min_quest, max_quest: smallest and largest number of commands that a quest needs.
         detours: chance of a demonstration's turn to be any command.
 
@@ -50,13 +56,14 @@ class TextWorldConfig:
         ValueError: a field is out of range; the message names it.
     """
 
-    train_size: int = 64
+    train_size: int = 256
     test_size: int = 32
-    demo_size: int = 800
+    demo_size: int = 1024
+    theme: str = "basic"
     rooms: int = 2
-    objects: int = 3
+    objects: int = 2
     min_quest: int = 1
-    max_quest: int = 3
+    max_quest: int = 2
     detours: float = 0.2
     seed: int = 0
 
@@ -66,6 +73,8 @@ class TextWorldConfig:
         for name in ("rooms", "objects", "min_quest"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         require(self.min_quest <= self.max_quest, "max_quest", self.max_quest, "at least min_quest")
+        require(self.theme in THEMES, "theme", self.theme, " or ".join(THEMES))
+        require(self.train_size or not self.demo_size, "train_size", self.train_size, "training games to demonstrate")
         require(0 <= self.detours < 1, "detours", self.detours, "from 0, below 1")
 
 
@@ -78,8 +87,8 @@ class GameSpec:
 
 
 def game_specs(config: TextWorldConfig, split: str, size: int) -> list[GameSpec]:
-    """Return the games of a split. The remainder of a seed divided by the number of splits is the split's place, so that
-    no two splits share a game."""
+    """Return the games of a split. A seed's remainder by the number of splits is the split's place, so that no two
+    splits share a game."""
     rng, place = random.Random(f"{config.seed} {split}"), list(SIZES).index(split)
     quests = range(config.min_quest, config.max_quest + 1)
     numbers = (rng.randrange(2**28) for _ in range(size))
@@ -92,7 +101,7 @@ def make_game(spec: GameSpec, config: TextWorldConfig, folder: Path) -> Path:
     Raises:
         ValueError: the generator finds no such game.
     """
-    path = folder / f"{config.rooms}_{config.objects}_{spec.quest}_{spec.seed}.z8"
+    path = folder / f"{config.theme}_{config.rooms}_{config.objects}_{spec.quest}_{spec.seed}.z8"
     if path.is_file():
         return path
     from textworld import GameOptions, generator
@@ -100,6 +109,7 @@ def make_game(spec: GameSpec, config: TextWorldConfig, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for attempt in range(ATTEMPTS):
         options = GameOptions()
+        options.grammar.theme = config.theme
         options.seeds = spec.seed + attempt * len(SIZES)
         options.nb_rooms, options.nb_objects, options.quest_length = config.rooms, config.objects, spec.quest
         with TemporaryDirectory(dir=folder) as unfinished:
@@ -112,8 +122,8 @@ def make_game(spec: GameSpec, config: TextWorldConfig, folder: Path) -> Path:
                 os.replace(Path(unfinished, made.name), made)
             return path
     raise ValueError(
-        f"rooms={config.rooms}, objects={config.objects}, a quest of {spec.quest} commands: the generator finds no such "
-        "game; choose more rooms and objects, or a shorter quest"
+        f"rooms={config.rooms}, objects={config.objects}, a quest of {spec.quest} commands: the generator finds no "
+        "such game; choose more rooms and objects, or a shorter quest"
     )
 
 
@@ -149,9 +159,9 @@ def row_of(spec: GameSpec, split: str, config: TextWorldConfig, folder: Path) ->
     return rl_row("textworld", INSTRUCTION, truth, split, spec.seed, "game", environment={"game": str(path)})
 
 
-def demonstrations_of(spec: GameSpec, split: str, config: TextWorldConfig, folder: Path) -> list[dict]:
-    path, rng = make_game(spec, config, folder), random.Random(f"{config.seed} {spec}")
-    return [demonstration(path, config.detours, rng) for _ in range(DEMONSTRATIONS_PER_GAME)]
+def numbered_demonstration(number: int, spec: GameSpec, config: TextWorldConfig, folder: Path) -> dict:
+    rng = random.Random(f"{config.seed} demonstration {number}")
+    return demonstration(make_game(spec, config, folder), config.detours, rng)
 
 
 def write_games(output_dir: str | Path, config: TextWorldConfig | None = None) -> dict[str, Path]:
@@ -171,19 +181,17 @@ def write_games(output_dir: str | Path, config: TextWorldConfig | None = None) -
         for split, name in SIZES.items():
             if not (size := getattr(config, name)):
                 continue
-            options = {"split": split, "config": config, "folder": folder / "games"}
+            options = {"config": config, "folder": folder / "games"}
             if split == "sft":
-                specs = game_specs(config, split, -(-size // DEMONSTRATIONS_PER_GAME))
-                rows = flattened(processes.map(partial(demonstrations_of, **options), specs))
+                specs = itertools.cycle(game_specs(config, "train", config.train_size))
+                rows = processes.map(
+                    partial(numbered_demonstration, **options), range(size), itertools.islice(specs, size)
+                )
             else:
-                rows = list(processes.map(partial(row_of, **options), game_specs(config, split, size)))
+                rows = processes.map(partial(row_of, split=split, **options), game_specs(config, split, size))
             paths[split] = folder / f"{split}.parquet"
-            write_rows(paths[split], rows[:size])
+            write_rows(paths[split], list(rows))
     return paths
-
-
-def flattened(groups: Iterator[list[dict]]) -> list[dict]:
-    return [row for group in groups for row in group]
 
 
 def main() -> None:

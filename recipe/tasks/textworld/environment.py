@@ -1,4 +1,4 @@
-"""A game of TextWorld as an environment of `environment=gym`: an action is a command, an observation the game's reply."""
+"""A game of TextWorld for `environment=gym`: an action is a command, an observation is the game's reply."""
 
 import re
 from collections.abc import Mapping
@@ -6,9 +6,12 @@ from pathlib import Path
 
 try:
     import textworld
+    from textworld.generator import KnowledgeBase
 except ImportError as error:
     raise ImportError(f'{error}: task=textworld needs the extra textworld (pip install ".[textworld]")') from error
 
+# The rules of the games are parsed here, once for all processes of games, which are forks of one: it takes 0.2 seconds.
+KnowledgeBase.deserialize(KnowledgeBase.default().serialize())
 MAX_COMMAND_CHARS = 200
 # Commands to the interpreter, which writes files, starts again or prints its version, and to the game's debugger.
 # Games read several commands from one line, and only the first nine letters of a word.
@@ -37,13 +40,13 @@ class TextWorld:
         self.score, self.max_score = 0, 0
 
     def reset(self, task: Mapping, seed: int) -> str:
-        """Begin the game `task["game"]`, a path of a .z8 file with its .json file beside it, and return its first text."""
+        """Begin the game of the file `task["game"]` (.z8, with its .json file beside it); return its first text."""
         path = task.get("game") if isinstance(task, Mapping) else None
         if not isinstance(path, str):
             raise ValueError(f'the task is {task!r:.200}, expected {{"game": path of a .z8 file}}')
         missing = [str(file) for file in (Path(path), Path(path).with_suffix(".json")) if not file.is_file()]
         if missing:
-            raise ValueError(f"{', '.join(missing)} does not exist here: make the data with recipe.tasks.textworld.data")
+            raise ValueError(f"{', '.join(missing)} does not exist: make the data with recipe.tasks.textworld.data")
         self.game = textworld.start(path, self.infos)
         self.game.seed(seed)
         self.state = self.game.reset()

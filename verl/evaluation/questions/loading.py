@@ -137,7 +137,7 @@ def read_questions(
     system: str | None = None,
     skip_bad_rows: bool = False,
 ) -> QuestionSet:
-    """Return the questions in a benchmark's files, in order; repeats with the same prompt, task and answers are left out.
+    """Return the questions in a benchmark's files, in order, without repeats of prompt, task and answers.
 
     Args:
         name: the benchmark's name, see `find_benchmark`.

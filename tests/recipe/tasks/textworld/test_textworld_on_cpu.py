@@ -26,7 +26,8 @@ from verl.workers.rollout.gym.environment import GymKeys, make_gym
 from verl.workers.rollout.tree_builder import grow
 from verl.workers.rollout.tree_rollout import rows_of
 
-CONFIG = TextWorldConfig(train_size=3, test_size=2, demo_size=6, seed=5, detours=0.3)
+SIZE = {"train_size": 3, "test_size": 2, "demo_size": 6, "rooms": 2, "objects": 3, "max_quest": 3}
+CONFIG = TextWorldConfig(theme="house", seed=5, detours=0.3, **SIZE)
 TOKENIZER = make_tokenizer(extra_words=MODEL.extra_words)
 TEXT_WORLD = "recipe.tasks.textworld.environment.TextWorld"
 pytestmark = pytest.mark.slow
@@ -63,18 +64,20 @@ def test_a_second_call_makes_the_same_files_of_the_games_that_are_there(folder):
     write_games(folder, CONFIG)
     assert {path: path.stat().st_mtime_ns for path in (folder / "games").iterdir()} == games
     assert {split: (folder / f"{split}.parquet").read_bytes() for split in SIZES} == before
-    assert len(games) == 2 * (3 + 2 + 2), "a game and what is known of it; four demonstrations of a game"
+    assert len(games) == 2 * (3 + 2), "a game and what is known of it"
 
 
 def test_no_game_is_in_two_files_of_any_seeds():
     seeds = {
         split: {spec.seed for seed in (0, 1) for spec in game_specs(replace(CONFIG, seed=seed), split, 500)}
-        for split in SIZES
+        for split in ("train", "test")
     }
-    assert sum(map(len, seeds.values())) == len(set().union(*seeds.values())) >= 2990
+    assert sum(map(len, seeds.values())) == len(set().union(*seeds.values())) >= 1990
 
 
-@pytest.mark.parametrize("wrong", [{"rooms": 0}, {"min_quest": 4}, {"detours": 1.0}, {"test_size": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"rooms": 0}, {"min_quest": 4}, {"detours": 1.0}, {"test_size": -1}, {"theme": "loud"}]
+)
 def test_wrong_options_are_named(wrong):
     with pytest.raises(ValueError, match="max_quest=" if "min_quest" in wrong else f"{next(iter(wrong))}="):
         replace(CONFIG, **wrong)
@@ -127,7 +130,7 @@ def test_a_wrong_task_and_a_missing_game_are_named():
 
     with pytest.raises(ValueError, match="the task is None, expected"):
         TextWorld().reset(None, 0)
-    with pytest.raises(ValueError, match=r"/nowhere/a.z8, /nowhere/a.json does not exist here"):
+    with pytest.raises(ValueError, match=r"/nowhere/a.z8, /nowhere/a.json does not exist"):
         TextWorld().reset({"game": "/nowhere/a.z8"}, 0)
 
 
