@@ -16,7 +16,8 @@ MAX_COMMAND_CHARS = 200
 # Commands to the interpreter, which writes files, starts again or prints its version, and to the game's debugger.
 # Games read several commands from one line, and only the first nine letters of a word.
 INTERPRETER = re.compile(
-    r"(?i)\b(save|restore|restart|quit|q|verify|version|script|noscript|unscript|transcrip\w*|recording|replay|tw-\w+)\b"
+    r"(?<![\w-])(save|restore|restart|quit|q|verify|version|(no|un)?script|transcrip\w*|recording|replay|tw-[\w-]+)(?![\w-])",
+    re.IGNORECASE,
 )
 NO_COMMAND = "This is no command of the game."
 _STATUS_LINE = re.compile(r"\n?>?\s*-= [^\n]* =-\S*\s*\Z")

@@ -6,7 +6,7 @@ if [ "$HARDWARE" = cpu ]; then
     # rows are padded to these lengths on CPU
     TASK_OPTIONS+=(data.max_prompt_length=160 data.max_response_length=224)
     TASK_OPTIONS+=(environment.max_steps=6 environment.max_observation_tokens=96)
-    TASK_OPTIONS+=(actor_rollout_ref.actor.optim.lr=2e-4)
+    TASK_OPTIONS+=(data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.actor.optim.lr=2e-4)
     WARM_START_OPTIONS=(optim.lr=2e-3 data.max_length=1024 trainer.total_epochs=6)
 fi
 

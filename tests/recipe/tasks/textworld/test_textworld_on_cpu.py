@@ -110,6 +110,7 @@ def test_the_game_answers_unknown_commands_and_the_interpreter_gets_none(folder,
     assert game.step("xyzzy")[0] == "That's not a verb I recognise."
     for command in ("save", "Script", "look. save", "look then transcripts on", "quit", "restart\ny", "tw-reset"):
         assert game.step(command) == ("This is no command of the game.", 0.0, False)
+    assert game.step("open Q-box")[0] == "You can't see any such thing."
     for command in ("", "\x00\ud83d", "look\nquit", "x" * 5000, "é" * 300):
         assert game.step(command)[1:] == (0.0, False)
     assert game.step("look")[0] == room and not list(tmp_path.iterdir())
