@@ -61,7 +61,7 @@ def environment_choice(config: DictConfig, checkpoint: Checkpoint | None, has_ta
         raise ValueError(
             f"environment={environment}: expected tools, chat or gym; leave it out for the checkpoint's own"
         )
-    if environment == "gym" and (run is config or has_tasks):
+    if run is not None and environment == "gym" and (run is config or has_tasks):
         return EnvironmentChoice("gym", MultiTurnConfig(), read_keys(GymKeys, run.environment, "environment"))
     return EnvironmentChoice("chat" if environment == "chat" else "tools", MultiTurnConfig(**keys))
 

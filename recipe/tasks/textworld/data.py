@@ -74,7 +74,9 @@ class TextWorldConfig:
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         require(self.min_quest <= self.max_quest, "max_quest", self.max_quest, "at least min_quest")
         require(self.theme in THEMES, "theme", self.theme, " or ".join(THEMES))
-        require(self.train_size or not self.demo_size, "train_size", self.train_size, "training games to demonstrate")
+        require(
+            self.train_size > 0 or self.demo_size == 0, "train_size", self.train_size, "training games to demonstrate"
+        )
         require(0 <= self.detours < 1, "detours", self.detours, "from 0, below 1")
 
 
@@ -176,19 +178,18 @@ def write_games(output_dir: str | Path, config: TextWorldConfig | None = None) -
         import recipe.tasks.textworld.environment  # noqa: F401 (whether it can be imported)
     except ImportError as error:
         raise ValueError(str(error)) from error
-    paths = {}
+    paths, games = {}, folder / "games"
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
         for split, name in SIZES.items():
             if not (size := getattr(config, name)):
                 continue
-            options = {"config": config, "folder": folder / "games"}
             if split == "sft":
                 specs = itertools.cycle(game_specs(config, "train", config.train_size))
-                rows = processes.map(
-                    partial(numbered_demonstration, **options), range(size), itertools.islice(specs, size)
-                )
+                make = partial(numbered_demonstration, config=config, folder=games)
+                rows = processes.map(make, range(size), itertools.islice(specs, size))
             else:
-                rows = processes.map(partial(row_of, split=split, **options), game_specs(config, split, size))
+                make = partial(row_of, split=split, config=config, folder=games)
+                rows = processes.map(make, game_specs(config, split, size))
             paths[split] = folder / f"{split}.parquet"
             write_rows(paths[split], list(rows))
     return paths

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 try:
     import textworld
@@ -36,8 +37,8 @@ class TextWorld:
         self.infos = textworld.EnvInfos(
             max_score=True, policy_commands=with_commands, admissible_commands=with_commands
         )
-        self.game: textworld.Environment | None = None
-        self.state: textworld.GameState | None = None
+        self.game: Any = None  # a textworld.Environment, after `reset`
+        self.state: Any = None  # its textworld.GameState
         self.score, self.max_score = 0, 0
 
     def reset(self, task: Mapping, seed: int) -> str:
