@@ -56,8 +56,8 @@ def run(tmp_path_factory, path):
 
 def test_trees_fork_in_real_games_and_the_games_give_the_rewards(run):
     table = load_metrics(run).loc[1:]
-    assert (table["tree/forks"] > 0).all() and (table["tree/environment/instances"] > 0).all()
-    assert (table["tree/environment/replay_differs"] == 0).all() and (table["tree/environment/failures"] == 0).all()
+    assert (table["tree/forks"] > 0).all() and (table["environment/instances"] > 0).all()
+    assert (table["environment/replay_differs"] == 0).all() and (table["environment/failures"] == 0).all()
     assert (table["training/rollout_probs_diff_max"] < 1e-4).all()
     rewards = [reward for record in trees_of(run, 1) + trees_of(run, 2) for reward in record["rewards"]]
     assert set(rewards) == {0.0, 1.0}
