@@ -48,3 +48,28 @@ def unpacked(requirement: str, pattern: str = "*", metadata: bool = False) -> Pa
                 files = [name for name in archive.namelist() if fnmatch(name, pattern)]
                 archive.extractall(unfinished, [name for name in files if metadata or ".dist-info/" not in name])
     return folder
+
+
+# TextWorld and what it imports; its own requirements name more. The jericho that it needs is compiled.
+TEXTWORLD = "textworld==1.7.0 jericho==3.3.1 TatSu==5.8.3 mementos==1.3.1 hashids==1.3.1 prompt_toolkit==3.0.53"
+TEXTWORLD += " termcolor==3.3.0 wcwidth"
+
+
+def installed(requirements: str) -> Path:
+    """A folder with these packages, which pip may compile, and nothing that they require, to put on a PYTHONPATH.
+
+    Where pip cannot install them, as without a network, the test is skipped, and says why.
+    """
+    folder = Path(sys.prefix) / "test-packages" / requirements.partition(" ")[0].replace("==", "-")
+    folder.parent.mkdir(exist_ok=True)
+    with (folder.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+        if folder.exists():
+            return folder
+        with new_folder(folder) as unfinished:
+            pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--retries=1", "--quiet"]
+            pip += ["--disable-pip-version-check", "--target", str(unfinished), *requirements.split()]
+            done = subprocess.run(pip, capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"pip cannot install {requirements}: {done.stderr.strip()[-300:]}")
+    return folder

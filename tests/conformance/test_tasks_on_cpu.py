@@ -14,6 +14,8 @@ from verl.utils.parts import parts
 
 PROMPT = [{"role": "user", "content": "1+1?"}]
 PUBLIC = {"data_source": "math_dapo", "prompt": PROMPT, "reward_model": {"ground_truth": "2"}}
+# tests/recipe/tasks/textworld makes games, with packages of its own
+ROWS = {"textworld": PUBLIC | {"reward_model": {"ground_truth": '{"walkthrough": ["look"]}'}}}
 MAKERS = {
     "countdown": lambda folder: write_countdown(folder, CountdownConfig(train_size=3, test_size=0, demo_size=0)),
     "search_task": lambda folder: asyncio.run(
@@ -35,5 +37,5 @@ def task(request):
 def rows(task, tmp_path):
     """Rows of the task's own maker; tasks on public data have none, and get a row in their form."""
     if task not in MAKERS:
-        return [dict(PUBLIC)]
+        return [dict(ROWS.get(task, PUBLIC))]
     return pq.read_table(MAKERS[task](tmp_path)["train"]).to_pylist()

@@ -83,7 +83,8 @@ def test_a_dry_run_starts_nothing(inputs):
 
 
 def test_the_lengths_of_small_tasks_are_those_of_their_runs(inputs):
-    scripts = {"walk": "tasks/walk/small.sh", "word_problems": "common/run_smollm2.sh"}
+    scripts = {name: f"tasks/{name}/small.sh" for name in ("textworld", "walk")}
+    scripts |= {"word_problems": "common/run_smollm2.sh"}
     assert scripts.keys() == {name for name, task in parts("task").items() if task.cpu_lengths}
     for task, script in scripts.items():
         own = inputs / f"{task}.parquet"

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import os
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,6 @@ import httpx
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 from openai import AsyncOpenAI
-from verl.workers.config.rollout import MultiTurnConfig
 
 from verl.evaluation.model.checkpoint import Checkpoint, find_checkpoint, fingerprint, merge_shards
 from verl.evaluation.model.replicas import allow_open_files, describe_server, gpu_problem, replicas_of, visible_gpus
@@ -24,13 +23,14 @@ from verl.evaluation.scores.judge import Judge, JudgeCache
 from verl.evaluation.scores.metrics import measure
 from verl.evaluation.scores.results import EvalResult, format_result_lines, write_result_log
 from verl.evaluation.scores.sample_file import SampleFile
-from verl.evaluation.scores.scoring import find_scoring
+from verl.evaluation.scores.scoring import ENVIRONMENT, find_scoring
 from verl.evaluation.settings import (
+    EnvironmentChoice,
     chat_template_kwargs,
+    environment_choice,
     prompt_style,
     reported_settings,
     sampling_of,
-    tool_calls_of,
 )
 from verl.trainer.checks.preflight import check_model_path
 from verl.workers.config.keys import read_keys
@@ -39,6 +39,8 @@ from verl.workers.rollout.chat.environment import Chat
 from verl.workers.rollout.chat.template import ChatTemplate, builder_of_model
 from verl.workers.rollout.engines.interface import end_of_sequence_ids, generation_config_of
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
+from verl.workers.rollout.gym.environment import GymKeys, make_gym
+from verl.workers.rollout.gym.trial import try_gym
 from verl.workers.rollout.tools.environment import Tools
 from verl.workers.rollout.tools.http_json import is_loopback
 from verl.workers.rollout.tools.protocol import Protocol
@@ -70,8 +72,7 @@ class Plan(NamedTuple):
         checkpoint: the model to evaluate; None for the model of the server `server.url`.
         scoring: name of a registered scoring.
         tools: settings of the tools that the model may call; None if it has none.
-        environment: how it calls them, `tools` or `chat`.
-        multi_turn: keys of `multi_turn` for `chat`.
+        environment: what answers the model.
         prompt: style of the prompts in words, from `prompt_style`.
         template: `apply_chat_template_kwargs`.
     """
@@ -81,14 +82,13 @@ class Plan(NamedTuple):
     questions: QuestionSet
     scoring: str
     tools: ToolsConfig | None
-    environment: str
-    multi_turn: MultiTurnConfig
+    environment: EnvironmentChoice
     prompt: str
     template: dict
 
     @property
     def reported(self) -> dict:
-        return reported_settings(self.config, self.prompt, self.template, self.scoring, self.environment)
+        return reported_settings(self.config, self.prompt, self.template, self.scoring, self.environment.name)
 
     @property
     def step(self) -> int | None:
@@ -118,8 +118,10 @@ class Plan(NamedTuple):
         counts = f"{len(questions)} questions x {config.n} = {len(questions) * config.n} responses{out}"
         lines += [f"data: {benchmark.title}, {counts}", f"scored by: {find_scoring(self.scoring).about}"]
         if self.tools:
-            how = f"environment={self.environment}, {self.tools.call_limit} calls a response"
+            how = f"environment={self.environment.name}, {self.tools.call_limit} calls a response"
             lines.append(f"tools: {', '.join(self.tools.tool_instances)}, {how}")
+        if keys := self.environment.keys:
+            lines.append(f"environment=gym: {keys.class_path or keys.url}, {keys.max_steps} actions a response")
         sampling = {"n": config.n} | sampling_of(config) | {"seed": config.seed}
         lines.append("sampling: " + ", ".join(f"{name}={value}" for name, value in sampling.items()))
         return [*lines, f"prompt: {self.prompt}; apply_chat_template_kwargs={self.template}"]
@@ -137,9 +139,10 @@ def plan_of(config: DictConfig) -> Plan:
     tools = read_keys(ToolsConfig, config.tools, "actor_rollout_ref.rollout.tools")
     instances = tools.tool_instances
     loaded = [tool_class(name, instance) for name, instance in instances.items()]
-    environment, multi_turn = tool_calls_of(config, checkpoint := _checkpoint(config))
+    checkpoint = _checkpoint(config)
+    environment = environment_choice(config, checkpoint, find_benchmark(config.benchmark).scoring == ENVIRONMENT)
     # the chat template describes the tools itself
-    tool_tags = [tag for cls, params in loaded for tag in cls.tags(**params)] if environment == "tools" else []
+    tool_tags = [tag for cls, params in loaded for tag in cls.tags(**params)] if environment.name == "tools" else []
     questions = read_questions(
         config.benchmark,
         _files(config),
@@ -151,8 +154,26 @@ def plan_of(config: DictConfig) -> Plan:
     )
     questions = questions._replace(questions=questions.questions[: config.limit])
     prompt, template = prompt_style(config, questions, tool_tags), chat_template_kwargs(config, checkpoint)
+    if environment.keys is not None and environment.keys.reward != "task":
+        scoring = ENVIRONMENT
+    elif scoring == ENVIRONMENT:
+        raise ValueError(f"scoring={scoring} needs environment=gym, with environment.reward other than task")
+    if environment.keys is not None:
+        _check_gym(config, environment.keys, questions)
     tools = tools if instances else None
-    return Plan(config, checkpoint, questions, scoring, tools, environment, multi_turn, prompt, template)
+    return Plan(config, checkpoint, questions, scoring, tools, environment, prompt, template)
+
+
+def _check_gym(config: DictConfig, keys: GymKeys, questions: QuestionSet) -> None:
+    """Check that the evaluation's other keys fit environment=gym, and reset it for the first question."""
+    for key, is_set in {
+        f"stop={list(config.stop)}": bool(config.stop),
+        f"tools={', '.join(config.tools.tool_instances)}": bool(config.tools.tool_instances),
+        f"server.api={config.server.api}": config.server.api != "tokens",
+    }.items():
+        if is_set:
+            raise ValueError(f"{key} with environment=gym, which answers the model's turns in tokens: leave it out")
+    try_gym(keys, questions.questions[0].task)
 
 
 def _checkpoint(config: DictConfig) -> Checkpoint | None:
@@ -307,7 +328,8 @@ def _scorer(plan: Plan) -> Scorer:
     return Judge(model, JudgeCache(side.cache, size_mb=8192), sampling).score
 
 
-def _responder(plan: Plan, url: str, tools: ToolBox | None) -> Responder:
+def _responder(plan: Plan, url: str, tools: ToolBox | None, stack: AsyncExitStack) -> Responder:
+    """Return what asks the model; leaving the stack ends what it has started."""
     config, at_once = plan.config.server, plan.requests_at_once
     clients, name, context, beyond_openai = _connect(config, url, at_once)
     sampling = sampling_of(plan.config)
@@ -325,33 +347,39 @@ def _responder(plan: Plan, url: str, tools: ToolBox | None) -> Responder:
     stop_token_ids = end_of_sequence_ids(tokenizer, generation_config_of(path))
     engine = ServerEngine(clients, name, at_once, sampling["repetition_penalty"])
     environment = _environment(plan, tokenizer, path, tools)
+    if tools is None:
+        stack.push_async_callback(environment.stop)
     return token_responder(engine, tokenizer, plan.template, sampling, stop_token_ids, environment, context)
 
 
 def _environment(plan: Plan, tokenizer, path: str, tools: ToolBox | None) -> Environment:
     """Return what answers the model; raise EvaluationError if its chat template does not fit `environment=chat`."""
-    if tools is None:
-        return NO_ENVIRONMENT
-    if plan.environment == "tools":
-        return Tools(tools, Protocol(tokenizer, list(tools.tools)))
+    name, multi_turn, keys = plan.environment
     with _as_evaluation_error():
-        reader = CallReader(plan.multi_turn.format, tokenizer)
+        if keys is not None:
+            builder = partial(builder_of_model, tokenizer, path, plan.template)
+            return make_gym(keys, tokenizer, lambda: ChatTemplate(builder(), closes=True))
+        if tools is None:
+            return NO_ENVIRONMENT
+        if name == "tools":
+            return Tools(tools, Protocol(tokenizer, list(tools.tools)))
+        reader = CallReader(multi_turn.format, tokenizer)
         builder = builder_of_model(tokenizer, path, plan.template)
-        return Chat(tools, reader, ChatTemplate(builder, closes=not reader.stop_token_ids), plan.multi_turn)
+        return Chat(tools, reader, ChatTemplate(builder, closes=not reader.stop_token_ids), multi_turn)
 
 
 async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
     config, tools = plan.config, ToolBox(plan.tools) if plan.tools else None
     # While some responses wait for a tool or the judge, others keep the server busy.
     at_once = 2 * plan.requests_at_once
-    try:
+    if plan.environment.keys is not None:  # more would take each other's instances away
+        at_once = min(at_once, plan.environment.keys.max_instances)
+    async with AsyncExitStack() as stack:
         if tools is not None:
+            stack.push_async_callback(tools.close)
             await tools.start()
-        respond, score = _responder(plan, url, tools), _scorer(plan)
+        respond, score = _responder(plan, url, tools, stack), _scorer(plan)
         await collect(respond, score, plan.questions.questions, config.n, samples, seed=config.seed, at_once=at_once)
-    finally:
-        if tools is not None:
-            await tools.close()
 
 
 def evaluate(config: DictConfig) -> list[str]:

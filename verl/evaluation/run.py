@@ -20,19 +20,33 @@ from verl.evaluation.scores.sample_file import SampleFile
 from verl.evaluation.scores.scoring import Scored
 from verl.workers.rollout import tree_builder as builder
 from verl.workers.rollout.engines.interface import GenerationRequest, gather_or_cancel
-from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
+from verl.workers.rollout.environment import NO_ENVIRONMENT, BranchLost, Environment
 from verl.workers.rollout.trajectory_tree import TOOL
 
 
 class Response(NamedTuple):
-    """A response: its text, the number of tokens that the model generated, and the number of its tool calls.
+    """A response.
 
-    `tool_calls` is None if the model has no tools.
+    Args:
+        text: the response's text.
+        tokens: number of tokens that the model generated.
+        tool_calls: number of tool calls; None if the model has no tools.
+        reward: reward of an environment that gives rewards, whose score is the reward, at least 0 and at most 1.
+        lost: reason why the environment has lost the response, which is then empty; else empty.
     """
 
     text: str
     tokens: int
     tool_calls: int | None = None
+    reward: float | None = None
+    lost: str = ""
+
+    @property
+    def scored_by_environment(self) -> Scored | None:
+        """The score by the environment; None if it gives no rewards."""
+        if self.lost:
+            return Scored(0.0, "", {"reward": 0.0, "lost": self.lost})
+        return None if self.reward is None else Scored(min(max(self.reward, 0.0), 1.0), "", {"reward": self.reward})
 
 
 # a question and a seed -> the model's response
@@ -66,8 +80,11 @@ def token_responder(
     options = {name: sampling[name] for name in ("temperature", "top_p", "top_k")}
 
     async def respond(question: Question, seed: int) -> Response:
-        async with environment.opened({}, seed) as opened:
-            return await respond_in(opened, question, seed)
+        async with environment.opened({"extra_info": {"environment": question.task}}, seed) as opened:
+            try:
+                return await respond_in(opened, question, seed)
+            except BranchLost as error:
+                return Response("", 0, lost=str(error))
 
     async def respond_in(opened: Environment, question: Question, seed: int) -> Response:
         prompt_ids = tokenizer.apply_chat_template(
@@ -92,8 +109,10 @@ def token_responder(
         policy = builder.policy_class("plain").from_config(None)
         tree = await builder.grow(engine, prompt_ids, 1, policy, environment=opened, sampling=settings, **limits)
         text = tokenizer.decode(tree.trajectories()[0], skip_special_tokens=True)
-        calls = sum(segment.author == TOOL for segment in tree.segments)
-        return Response(text, sum(tree.response_masks()[0]), calls)
+        tokens, rewards = sum(tree.response_masks()[0]), tree.turn_rewards
+        if rewards:
+            return Response(text, tokens, reward=sum(rewards[0].values()))
+        return Response(text, tokens, sum(segment.author == TOOL for segment in tree.segments))
 
     return respond
 
@@ -149,7 +168,7 @@ async def collect(
         async with slots:
             started = time.monotonic()
             response = await respond(question, seed_of(seed, question.id, number))
-            scored = await score(question, response.text)
+            scored = response.scored_by_environment or await score(question, response.text)
         row = {"question": question.id, "sample": number, "score": scored.score, "answer": scored.answer, **scored.more}
         row |= {"tokens": response.tokens, "tool_calls": response.tool_calls, "response": response.text}
         samples.add(row | {"seconds": round(time.monotonic() - started, 3)})

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 from verl.workers.config.rollout import MultiTurnConfig
@@ -10,6 +11,8 @@ from verl.evaluation.model.checkpoint import Checkpoint
 from verl.evaluation.questions.loading import QuestionSet
 from verl.evaluation.questions.prompts import to_messages
 from verl.trainer.checkpoint_marker import saved_config
+from verl.workers.config.keys import read_keys
+from verl.workers.rollout.gym.environment import GymKeys
 
 # the sampling parameters of a request; those that are left out here have no effect, see `server.NEUTRAL`
 SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "repetition_penalty", "stop")
@@ -27,10 +30,25 @@ def chat_template_kwargs(config: DictConfig, checkpoint: Checkpoint | None) -> d
     return _plain(run.data.get("apply_chat_template_kwargs") or {}) if run is not None else {}
 
 
-def tool_calls_of(config: DictConfig, checkpoint: Checkpoint | None) -> tuple[str, MultiTurnConfig]:
-    """Return how the model calls tools, `tools` (in tags) or `chat`, and upstream's keys of `multi_turn` for `chat`.
+class EnvironmentChoice(NamedTuple):
+    """What answers the model.
 
-    Without a choice of `environment` both are those with which the checkpoint was trained, else `tools`.
+    Args:
+        name: `tools` (calls in tags, or no tools), `chat` or `gym`.
+        multi_turn: upstream's keys of `multi_turn`, for `chat`.
+        keys: keys under `environment`, for `gym`; None for others.
+    """
+
+    name: str
+    multi_turn: MultiTurnConfig
+    keys: GymKeys | None = None
+
+
+def environment_choice(config: DictConfig, checkpoint: Checkpoint | None, has_tasks: bool) -> EnvironmentChoice:
+    """Return what answers the model.
+
+    Without a choice of `environment` it is that with which the checkpoint was trained, but `gym` only if the questions
+    have tasks for it; else `tools`.
 
     Raises:
         ValueError: another environment.
@@ -39,9 +57,13 @@ def tool_calls_of(config: DictConfig, checkpoint: Checkpoint | None) -> tuple[st
     rollout = run.actor_rollout_ref.rollout if run is not None else OmegaConf.create()
     keys = {name: value for name, value in (rollout.get("multi_turn") or {}).items() if not name.startswith("_")}
     environment = rollout.get("environment") or "none"
-    if run is config and environment not in ("tools", "chat"):
-        raise ValueError(f"environment={environment}: expected tools or chat; leave it out for the checkpoint's own")
-    return "chat" if environment == "chat" else "tools", MultiTurnConfig(**keys)
+    if run is config and environment not in ("tools", "chat", "gym"):
+        raise ValueError(
+            f"environment={environment}: expected tools, chat or gym; leave it out for the checkpoint's own"
+        )
+    if run is not None and environment == "gym" and (run is config or has_tasks):
+        return EnvironmentChoice("gym", MultiTurnConfig(), read_keys(GymKeys, run.environment, "environment"))
+    return EnvironmentChoice("chat" if environment == "chat" else "tools", MultiTurnConfig(**keys))
 
 
 def _run_of(checkpoint: Checkpoint | None) -> DictConfig | None:

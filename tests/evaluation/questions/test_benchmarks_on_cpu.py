@@ -13,12 +13,12 @@ from verl.utils.parts import parts
 
 
 def test_the_table_has_every_benchmark_and_no_unknown_words():
-    assert parts("evaluation").keys() == LAYOUTS.keys() and len(LAYOUTS) == 19
+    assert parts("evaluation").keys() == LAYOUTS.keys() and len(LAYOUTS) == 20
     for name, benchmark in parts("evaluation").items():
         assert find_scoring(benchmark.scoring).about and benchmark.style in STYLES and benchmark.get
         # the reward in training takes the same side
         is_math = benchmark.scoring == "math"
-        made_here = name in ("countdown", "walk", "wordproblems", "searchtask")
+        made_here = name in ("countdown", "textworld", "walk", "wordproblems", "searchtask")
         assert made_here or (rule_of(name) == "math") == is_math
 
 

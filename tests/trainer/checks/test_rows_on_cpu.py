@@ -146,6 +146,7 @@ def test_a_data_source_that_upstreams_reward_does_not_know_is_named(tmp_path):
 GOOD_TRUTHS = {
     "countdown": '{"target": 6, "numbers": [1, 2, 3]}',
     "walk": '{"start": 3, "target": 8, "steps": 1, "operations": ["+5"], "limit": 99}',
+    "textworld": '{"walkthrough": ["look"]}',
     "mathematics": "2",
     "word_problems": "2",
     "qa": "Paris",

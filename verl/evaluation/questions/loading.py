@@ -67,7 +67,8 @@ def _question(benchmark: Benchmark, row: dict, number: int, aliases: dict[str, l
         BadRow: the row cannot be read.
     """
     if _is_verl_row(row):
-        return Question(str(number), *_verl_parts(benchmark, row))
+        task = (row.get("extra_info") or {}).get("environment")
+        return Question(str(number), *_verl_parts(benchmark, row), task)
     row = benchmark.decode(row) if benchmark.decode else row
     text = benchmark.read_question(row, benchmark.question)
     answers = benchmark.read_answers(row, benchmark.answer)
@@ -136,7 +137,7 @@ def read_questions(
     system: str | None = None,
     skip_bad_rows: bool = False,
 ) -> QuestionSet:
-    """Return the questions in a benchmark's files, in order; repeats with the same prompt and answers are left out.
+    """Return the questions in a benchmark's files, in order, without repeats of prompt, task and answers.
 
     Args:
         name: the benchmark's name, see `find_benchmark`.
@@ -170,7 +171,7 @@ def read_questions(
         except BadRow as error:
             bad[number] = str(error)
             continue
-        key = (json.dumps(question.prompt), *question.answers)
+        key = (json.dumps([question.prompt, question.task], default=str), *question.answers)
         if questions.setdefault(key, question) is not question:
             left_out[REPEATED] += 1
     names = ", ".join(map(str, files))

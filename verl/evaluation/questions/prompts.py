@@ -1,7 +1,7 @@
 """A benchmark's questions as messages to a model, with instructions on how to answer."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from verl.utils.reward_score.tool_format import TOOL_TAGS
 
@@ -19,12 +19,14 @@ class Question(NamedTuple):
         text: the bare question, as a judge sees it.
         prompt: messages to the model (`role`, `content`).
         answers: the golden answers, each of which is right.
+        task: the row's `extra_info.environment`, the task for an environment with state; None if there is none.
     """
 
     id: str
     text: str
     prompt: list[dict]
     answers: list[str]
+    task: Any = None
 
 
 def to_messages(text: str, style: str, tool_tags: Sequence[str] = TOOL_TAGS, system: str | None = None) -> list[dict]:

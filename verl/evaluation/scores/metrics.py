@@ -92,13 +92,15 @@ def measure(samples: Iterable[Mapping], ks: Sequence[int]) -> dict[str, float]:
 
     They are `Acc-Pass@k` (also for k = 1; a score of 1 is right), `Acc-Mean@k` for the largest k (the mean of all
     samples), `Acc-Best@k`, `Acc-Maj@k`, `Response-Length-Mean` in tokens, `Tool-Calls-Mean` if a sample has tools,
-    `Unscored-Share` if a sample has no score, and `F1-Mean` if a sample has an F1. Accuracies and F1 also have the ends
+    `Unscored-Share` if a sample has no score, `F1-Mean` if a sample has an F1, and with rewards of an environment
+    `Reward-Mean` and, if it has lost a sample, `Lost-Share`. Accuracies and F1 also have the ends
     of their intervals, named with the endings of `INTERVAL_ENDS`. Accuracies leave out samples without a score, and
     metrics @k leave out questions with fewer than k scores.
 
     Args:
         samples: samples with `question` (its id), `score` (in [0, 1] or None), `answer` (the vote, normalized so that
-            equal answers are equal text), `tokens`, `tool_calls` (None if the model has no tools) and perhaps `f1`.
+            equal answers are equal text), `tokens`, `tool_calls` (None if the model has no tools) and perhaps `f1`, or
+            `reward` and, for a lost one, `lost`.
         ks: numbers of samples k, such as (1, 8).
 
     Raises:
@@ -142,4 +144,8 @@ def _other_values(questions: list[list[Mapping]]) -> dict[str, list[float]]:
         values["Unscored-Share"] = unscored
     if any("f1" in sample for group in questions for sample in group):
         values["F1-Mean"] = [fmean(sample.get("f1", 0.0) for sample in group) for group in questions]
+    if any("reward" in sample for group in questions for sample in group):
+        values["Reward-Mean"] = [fmean(sample.get("reward", 0.0) for sample in group) for group in questions]
+    if any("lost" in sample for group in questions for sample in group):
+        values["Lost-Share"] = [fmean("lost" in sample for sample in group) for group in questions]
     return values

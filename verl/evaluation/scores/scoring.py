@@ -13,6 +13,9 @@ from verl.utils.reward_score.tool_format import check_format
 # Only a <result> after a tool's closing tag is a tool's text; any other one was written by the model.
 _RESULT_OF_A_CALL = re.compile(r"(</(?!think>|answer>)[\w-]+>\s*)<result>.*?(?:</result>|\Z)", re.DOTALL)
 
+# the scoring by an environment with rewards, for the benchmarks of its tasks
+ENVIRONMENT = "environment"
+
 
 class Scored(NamedTuple):
     """The score of a response.
@@ -92,6 +95,7 @@ def register_scoring(name: str, about: str, score: Callable[[Question, str], Sco
 
 register_scoring("math", "the last \\boxed against the answer by math-verify", _score_mathematics)
 register_scoring("qa", "exact match and token F1 with the best golden answer", _score_words)
+register_scoring(ENVIRONMENT, "the environment's rewards", lambda question, response: Scored(0.0, ""))
 register_scoring("judge", "a language model compares it with the golden answers", None)
 
 

@@ -15,7 +15,7 @@ from verl.workers.rollout.chat.environment import Chat
 from verl.workers.rollout.chat.template import ChatTemplate, builder_of_model
 from verl.workers.rollout.contexts import ContextRule
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
-from verl.workers.rollout.gym.environment import Gym, GymKeys
+from verl.workers.rollout.gym.environment import GymKeys, make_gym
 from verl.workers.rollout.gym.trial import try_gym
 from verl.workers.rollout.stateful import InstanceKeys, InstancePool
 from verl.workers.rollout.tools.environment import Tools
@@ -25,9 +25,15 @@ from verl.workers.rollout.tools.tool_box import ToolBox, try_tools
 
 def environment_keys(config) -> InstanceKeys:
     """Return the settings under `environment` of a run's config; raise a ValueError that names a wrong key."""
-    environment = parts_of(config.actor_rollout_ref.rollout).environment
-    keys = {"gym": GymKeys, "agent": AgentKeys}.get(environment, InstanceKeys)
-    return read_keys(keys, config.get("environment"), "environment")
+    chosen, values = parts_of(config.actor_rollout_ref.rollout).environment, config.get("environment")
+    set_keys = [key for key in ("class_path", "url", "command") if (values or {}).get(key)]
+    if chosen not in ("gym", "agent") and set_keys:
+        key = set_keys[0]
+        raise ValueError(
+            f"environment.{key}={values[key]} needs environment=gym or agent; this run has environment={chosen}"
+        )
+    keys = {"gym": GymKeys, "agent": AgentKeys}.get(chosen, InstanceKeys)
+    return read_keys(keys, values, "environment")
 
 
 def changes_contexts(config) -> bool:
@@ -56,8 +62,7 @@ def environment_of(config, tokenizer, builder: ContinuousTokenBuilder | None = N
     if environment == "none":
         return NO_ENVIRONMENT
     if environment == "gym":
-        template = _template(config, tokenizer, builder) if keys.observation == "message" else None
-        return Gym(keys, Protocol(tokenizer, [keys.action_tag or "action"]), template)
+        return make_gym(keys, tokenizer, lambda: _template(config, tokenizer, builder))
     if environment in ("chat", "agent"):
         reader = CallReader(rollout.multi_turn.format, tokenizer)
         template = _template(config, tokenizer, builder, closes=not reader.stop_token_ids)

@@ -328,7 +328,7 @@ async def grow(engine: RolloutEngine, prompt_ids: Sequence[int], n: int, policy:
         rows = zip(tree.leaves, tree.trajectories(), strict=True)
         tree.leaves = [leaf for leaf, tokens in rows if tuple(tokens) not in builder.lost]
         if not tree.leaves:
-            raise RuntimeError(f"the environment lost every trajectory: {next(iter(builder.lost.values()))}")
+            raise BranchLost(f"the environment lost every trajectory: {next(iter(builder.lost.values()))}")
     tree = tree.renumbered()
     if builder.environment.counted_rewards([]) is not None:
         tree.turn_rewards = [_rewards_on_path(builder, tree, leaf) for leaf in tree.leaves]

@@ -8,7 +8,7 @@ The row's `extra_info.environment` is the task, the first argument of `reset`.
 """
 
 import copy
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -154,3 +154,9 @@ class Gym(StatefulEnvironment):
         if self.keys.reward == "task":
             return None
         return list(rewards) if self.keys.reward == "sum" else [0.0] * (len(rewards) - 1) + list(rewards[-1:])
+
+
+def make_gym(keys: GymKeys, tokenizer, template: Callable[[], ChatTemplate]) -> Gym:
+    """Return the environment of a worker; `template` is called if observations are messages."""
+    protocol = Protocol(tokenizer, [keys.action_tag or "action"])
+    return Gym(keys, protocol, template() if keys.observation == "message" else None)
