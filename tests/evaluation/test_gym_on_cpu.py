@@ -68,6 +68,27 @@ def test_the_score_is_the_environments_and_lost_answers_are_wrong_and_counted(fo
     assert result.settings["environment"] == "gym" and result.settings["scoring"] == "environment"
 
 
+class Thinker(Adder):
+    def answer(self, prompt, asked):
+        self.read.append(prompt)
+        return f"<think>hm</think>{super().answer(prompt, asked | {'seed': 1})}"
+
+
+@pytest.mark.parametrize("thinking", ["kept", "dropped"])
+def test_turns_read_earlier_thinking_or_not(folder, tmp_path, thinking):
+    model = Thinker()
+    model.read = []
+    with toy_server(model) as url:
+        keys = [f"environment.thinking={thinking}", f"server.url={url}", "limit=2"]
+        lines = evaluate(config_of(folder, tmp_path, *SUMS, *keys))
+    second = [prompt for prompt in model.read if "sum 1" in prompt]
+    assert second and all(("hm" in prompt) == (thinking == "kept") for prompt in second)
+    settings = parse_result_lines(lines)[0].settings
+    assert settings["environment"] == "gym" + ", thinking=dropped" * (thinking == "dropped")
+    rows = [json.loads(row) for row in (tmp_path / "toy/textworld.jsonl").read_text().splitlines()][1:]
+    assert all("hm" in row["response"] for row in rows), "a response is all that was said"
+
+
 def test_the_environment_of_a_checkpoint_is_that_of_its_training(folder, tmp_path, monkeypatch):
     run = tmp_path / "outputs/toy"
     write_tiny_model(run / "global_step_1/actor/huggingface")

@@ -37,6 +37,7 @@ from verl.workers.config.keys import read_keys
 from verl.workers.rollout.chat.calls import CallReader
 from verl.workers.rollout.chat.environment import Chat
 from verl.workers.rollout.chat.template import ChatTemplate, builder_of_model
+from verl.workers.rollout.contexts import ContextRule
 from verl.workers.rollout.engines.interface import end_of_sequence_ids, generation_config_of
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.gym.environment import GymKeys, make_gym
@@ -88,7 +89,7 @@ class Plan(NamedTuple):
 
     @property
     def reported(self) -> dict:
-        return reported_settings(self.config, self.prompt, self.template, self.scoring, self.environment.name)
+        return reported_settings(self.config, self.prompt, self.template, self.scoring, self.environment.about)
 
     @property
     def step(self) -> int | None:
@@ -118,7 +119,7 @@ class Plan(NamedTuple):
         counts = f"{len(questions)} questions x {config.n} = {len(questions) * config.n} responses{out}"
         lines += [f"data: {benchmark.title}, {counts}", f"scored by: {find_scoring(self.scoring).about}"]
         if self.tools:
-            how = f"environment={self.environment.name}, {self.tools.call_limit} calls a response"
+            how = f"environment={self.environment.about}, {self.tools.call_limit} calls a response"
             lines.append(f"tools: {', '.join(self.tools.tool_instances)}, {how}")
         if keys := self.environment.keys:
             lines.append(f"environment=gym: {keys.class_path or keys.url}, {keys.max_steps} actions a response")
@@ -349,12 +350,14 @@ def _responder(plan: Plan, url: str, tools: ToolBox | None, stack: AsyncExitStac
     environment = _environment(plan, tokenizer, path, tools)
     if tools is None:
         stack.push_async_callback(environment.stop)
-    return token_responder(engine, tokenizer, plan.template, sampling, stop_token_ids, environment, context)
+    keys = plan.environment.contexts
+    rule = ContextRule(keys, tokenizer) if keys.change_contexts else None
+    return token_responder(engine, tokenizer, plan.template, sampling, stop_token_ids, environment, context, rule)
 
 
 def _environment(plan: Plan, tokenizer, path: str, tools: ToolBox | None) -> Environment:
     """Return what answers the model; raise EvaluationError if its chat template does not fit `environment=chat`."""
-    name, multi_turn, keys = plan.environment
+    name, multi_turn, keys, _ = plan.environment
     with _as_evaluation_error():
         if keys is not None:
             builder = partial(builder_of_model, tokenizer, path, plan.template)

@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -19,6 +19,7 @@ from verl.evaluation.questions.prompts import Question
 from verl.evaluation.scores.sample_file import SampleFile
 from verl.evaluation.scores.scoring import Scored
 from verl.workers.rollout import tree_builder as builder
+from verl.workers.rollout.contexts import ContextRule
 from verl.workers.rollout.engines.interface import GenerationRequest, gather_or_cancel
 from verl.workers.rollout.environment import NO_ENVIRONMENT, BranchLost, Environment
 from verl.workers.rollout.trajectory_tree import TOOL
@@ -63,6 +64,7 @@ def token_responder(
     stop_token_ids: list[int],
     environment: Environment,
     context: int | None,
+    rule: ContextRule | None = None,
 ) -> Responder:
     """Return an asynchronous function (question, seed) -> `Response`, in any environment.
 
@@ -75,7 +77,8 @@ def token_responder(
             including the environment's answers.
         stop_token_ids: token ids that end a response.
         environment: what answers the model; NO_ENVIRONMENT: it answers in one turn.
-        context: largest number of tokens of prompt and response together; None: the server limits them.
+        context: largest number of tokens that a turn reads and writes together; None: the server limits them.
+        rule: what a turn reads of earlier ones; None for everything.
     """
     options = {name: sampling[name] for name in ("temperature", "top_p", "top_k")}
 
@@ -95,18 +98,20 @@ def token_responder(
             **({"tools": opened.schemas} if opened.schemas else {}),
             **template,
         )
-        max_tokens = sampling["max_tokens"]
+        max_tokens = room = sampling["max_tokens"]
         if context is not None:
-            max_tokens = min(max_tokens, context - len(prompt_ids))
-        if max_tokens < 1:
+            room = min(max_tokens, context - len(prompt_ids))
+        if room < 1:
             raise ValueError(f"question {question.id}: its {len(prompt_ids)} tokens leave no room in {context}")
-        limits = {"max_tokens": max_tokens, "stop_token_ids": stop_token_ids, "seed": seed}
+        limits: dict[str, Any] = {"max_tokens": room, "stop_token_ids": stop_token_ids, "seed": seed}
         if environment is NO_ENVIRONMENT:
             request = GenerationRequest(prompt_ids, **limits, **options, stop=sampling["stop"])
             token_ids = (await engine.generate(request)).token_ids
             return Response(tokenizer.decode(token_ids, skip_special_tokens=True), len(token_ids))
         settings = builder.Sampling(**options)
         policy = builder.policy_class("plain").from_config(None)
+        if rule is not None:
+            limits |= {"max_tokens": max_tokens, "max_model_len": context, "context_rule": rule}
         tree = await builder.grow(engine, prompt_ids, 1, policy, environment=opened, sampling=settings, **limits)
         text = tokenizer.decode(tree.trajectories()[0], skip_special_tokens=True)
         tokens, rewards = sum(tree.response_masks()[0]), tree.turn_rewards

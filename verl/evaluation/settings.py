@@ -12,7 +12,9 @@ from verl.evaluation.questions.loading import QuestionSet
 from verl.evaluation.questions.prompts import to_messages
 from verl.trainer.checkpoint_marker import saved_config
 from verl.workers.config.keys import read_keys
+from verl.workers.rollout.contexts import ContextKeys
 from verl.workers.rollout.gym.environment import GymKeys
+from verl.workers.rollout.stateful import InstanceKeys
 
 # the sampling parameters of a request; those that are left out here have no effect, see `server.NEUTRAL`
 SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "repetition_penalty", "stop")
@@ -37,11 +39,20 @@ class EnvironmentChoice(NamedTuple):
         name: `tools` (calls in tags, or no tools), `chat` or `gym`.
         multi_turn: upstream's keys of `multi_turn`, for `chat`.
         keys: keys under `environment`, for `gym`; None for others.
+        contexts: what a turn reads of earlier ones.
     """
 
     name: str
     multi_turn: MultiTurnConfig
     keys: GymKeys | None = None
+    contexts: ContextKeys = ContextKeys()
+
+    @property
+    def about(self) -> str:
+        """The name, and the keys of contexts that change what is read."""
+        keys = self.contexts
+        thinking = [f"thinking={keys.thinking}"] if keys.thinking != "kept" else []
+        return ", ".join([self.name, *thinking, *([f"max_context={keys.max_context}"] if keys.max_context else [])])
 
 
 def environment_choice(config: DictConfig, checkpoint: Checkpoint | None, has_tasks: bool) -> EnvironmentChoice:
@@ -62,8 +73,11 @@ def environment_choice(config: DictConfig, checkpoint: Checkpoint | None, has_ta
             f"environment={environment}: expected tools, chat or gym; leave it out for the checkpoint's own"
         )
     if run is not None and environment == "gym" and (run is config or has_tasks):
-        return EnvironmentChoice("gym", MultiTurnConfig(), read_keys(GymKeys, run.environment, "environment"))
-    return EnvironmentChoice("chat" if environment == "chat" else "tools", MultiTurnConfig(**keys))
+        gym_keys = read_keys(GymKeys, run.environment, "environment")
+        return EnvironmentChoice("gym", MultiTurnConfig(), gym_keys, gym_keys)
+    known = run is not None and environment in ("tools", "chat")
+    contexts = read_keys(InstanceKeys, run.get("environment"), "environment") if known else ContextKeys()
+    return EnvironmentChoice("chat" if environment == "chat" else "tools", MultiTurnConfig(**keys), None, contexts)
 
 
 def _run_of(checkpoint: Checkpoint | None) -> DictConfig | None:
