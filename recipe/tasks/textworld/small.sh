@@ -2,6 +2,11 @@
 # richer words, for a pretrained model on GPUs. The environment is chosen here, as the scripts' own configs have none.
 VAL_SPLIT=test WARM_START=warm_start_textworld TINY_MODEL=textworld_model
 TASK_OPTIONS=(environment=gym)
+if [ "${CONFIG_DIR:-}" = recipe/common/config ] && [ -z "${CONFIG_NAME:-}" ]; then
+    echo "error: TASK=textworld needs environment=gym, which this script's config does not have: take" \
+        "recipe/common/run_explore.sh" >&2
+    exit 2
+fi
 if [ "$HARDWARE" = cpu ]; then
     # rows are padded to these lengths on CPU
     TASK_OPTIONS+=(data.max_prompt_length=160 data.max_response_length=224)
