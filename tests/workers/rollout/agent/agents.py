@@ -75,6 +75,18 @@ async def with_stops(task, base_url, api_key):
     return (await ask(model, messages, max_tokens=3)).content
 
 
+async def three_turns(task, base_url, api_key):
+    """Asks three times, changes what the model said the second time, and returns a number that follows from it all."""
+    messages, model, said = list(task["messages"]), client(base_url, api_key), ""
+    for turn in range(3):
+        message = await ask(model, messages, max_tokens=6)
+        said += message.content or ""
+        if turn == 1:
+            messages[-1] = {"role": "assistant", "content": f"{message.content} !"}
+        messages.append({"role": "user", "content": f"{turn} more"})
+    return sum(map(ord, said)) % 2
+
+
 async def differs(task, base_url, api_key):
     messages, model = list(task["messages"]), client(base_url, api_key)
     for _ in range(3):
