@@ -13,10 +13,12 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
+START_SECONDS = 120  # time limit for the import of a class
 
 
 def load_class(class_path: str) -> type:
@@ -109,14 +111,23 @@ def serve(pipe: Connection, cls: type) -> None:
         pipe.send(answer)
 
 
-def main(control_fd: int, class_path: str, path: list[str]) -> None:
+def main(
+    control_fd: int,
+    class_path: str,
+    path: list[str],
+    load: Callable[[str], Any] = load_class,
+    serve: Callable[[Connection, Any], None] = serve,
+) -> None:
+    """Import what `load` returns, and fork for each message on the control socket; a fork calls `serve`."""
     sys.path[:] = path
     control = socket.socket(fileno=control_fd)
+    signal.alarm(START_SECONDS)  # nobody waits any longer
     try:
-        cls = load_class(class_path)
+        cls = load(class_path)
     except ValueError as error:
         control.send(json.dumps({"error": str(error)}).encode()[:60_000])
         return
+    signal.alarm(0)
     control.send(json.dumps({"can_copy": hasattr(cls, "copy")}).encode())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     server = os.getpid()

@@ -14,15 +14,17 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from verl.workers.rollout.gym.host import START_SECONDS
 from verl.workers.rollout.stateful import Instance, InstanceLost, Step
 
-START_SECONDS = 120  # time limit for the import of a class
+HOST = Path(__file__).with_name("host.py")
+END_SECONDS = 3  # time for the server to end by itself
 
 
 class Hosts:
@@ -30,10 +32,12 @@ class Hosts:
 
     Args:
         class_path: path of a class with `reset(task, seed)` and `step(action)`, or of a `gymnasium` environment.
+        script: program of the server.
+        env: environment variables of the server; None for those of this process.
     """
 
-    def __init__(self, class_path: str):
-        self.class_path = class_path
+    def __init__(self, class_path: str, script: Path = HOST, env: Mapping[str, str] | None = None):
+        self.class_path, self.script, self.env = class_path, script, env
         self._process: asyncio.subprocess.Process | None = None
         self._start_task: asyncio.Future | None = None
         self.can_copy = False  # whether instances can copy themselves; known after the first reset
@@ -45,14 +49,14 @@ class Hosts:
         """Import the class in a server; raise ValueError if it cannot be imported, or lacks a method."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
-        script, path = str(Path(__file__).with_name("host.py")), json.dumps(sys.path)
-        command = [script, str(theirs.fileno()), self.class_path, path]
+        command = [str(self.script), str(theirs.fileno()), self.class_path, json.dumps(sys.path)]
         options = {"pass_fds": [theirs.fileno()], "stdin": asyncio.subprocess.DEVNULL, "start_new_session": True}
         with theirs:
-            self._process = await asyncio.create_subprocess_exec(sys.executable, *command, **options)
+            self._process = await asyncio.create_subprocess_exec(sys.executable, *command, env=self.env, **options)
         loop = asyncio.get_running_loop()
-        reply = await asyncio.wait_for(loop.sock_recv(self._control, 1 << 16), START_SECONDS)
-        about = json.loads(reply or b'{"error": "its process ended at the import"}')
+        reply = await asyncio.wait_for(loop.sock_recv(self._control, 1 << 16), START_SECONDS + END_SECONDS)
+        ended = f"its process ended at the import, which may take {START_SECONDS} seconds"
+        about = json.loads(reply) if reply else {"error": ended}
         if "error" in about:
             raise ValueError(f"environment.class_path={self.class_path}: {about['error']}")
         self.can_copy = about["can_copy"]
@@ -79,11 +83,16 @@ class Hosts:
         return host
 
     async def stop(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()  # its forks end with it
+        if self._process is None:
+            return
+        with contextlib.suppress(OSError):  # the server has ended
+            self._control.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._process.wait(), END_SECONDS)
+        if self._process.returncode is None:  # it is still inside the import
+            self._process.kill()
             await self._process.wait()
-        if self._process is not None:
-            self._control.close()
+        self._control.close()
 
 
 class Host:

@@ -12,7 +12,6 @@ import signal
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -23,6 +22,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
+from verl.utils.marked_processes import kill_marked
 from verl.workers.rollout.tools.http_json import MOST_REPLY_BYTES, is_loopback
 from verl.workers.rollout.tools.plain_text import one_line
 
@@ -32,7 +32,6 @@ CONNECT_SECONDS = 30.0
 KEPT_ERROR_BYTES = 2000  # of a process's standard error
 SHOWN_CHARACTERS = 1000  # of these in a message
 MARK = "VERL_MCP_CONNECTION"  # environment variable, different for each connection
-KILL_ROUNDS = 10  # number of searches for processes that were started by others while these were killed
 
 
 # ---- a process ----
@@ -151,23 +150,10 @@ async def _end(process: asyncio.subprocess.Process, mark: bytes) -> None:
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        _kill_marked(mark)
+        kill_marked(mark)
     await _wait(process)
     # A process that has left the group may hold the pipes open. Nothing public closes them.
     process._transport.close()
-
-
-def _kill_marked(mark: bytes) -> None:
-    """Kill the processes that have a mark in their environment (Linux)."""
-    for _ in range(KILL_ROUNDS):
-        killed = 0
-        for file in Path("/proc").glob("[0-9]*/environ"):
-            with suppress(OSError):  # a process of another user, or one that has ended
-                if mark in file.read_bytes():
-                    os.kill(int(file.parent.name), signal.SIGKILL)
-                    killed += 1
-        if not killed:
-            return
 
 
 async def _wait(process: asyncio.subprocess.Process) -> None:
