@@ -52,7 +52,9 @@ class Hosts:
         command = [str(self.script), str(theirs.fileno()), self.class_path, json.dumps(sys.path)]
         options = {"pass_fds": [theirs.fileno()], "stdin": asyncio.subprocess.DEVNULL, "start_new_session": True}
         with theirs:
-            self._process = await asyncio.create_subprocess_exec(sys.executable, *command, env=self.env, **options)
+            self._process = await asyncio.create_subprocess_exec(
+                os.environ.get("FORK_SERVER_PYTHON", sys.executable), *command, env=self.env, **options
+            )
         loop = asyncio.get_running_loop()
         reply = await asyncio.wait_for(loop.sock_recv(self._control, 1 << 16), START_SECONDS + END_SECONDS)
         ended = f"its process ended at the import, which may take {START_SECONDS} seconds"
