@@ -75,8 +75,9 @@ def environment_choice(config: DictConfig, checkpoint: Checkpoint | None, has_ta
     if run is not None and environment == "gym" and (run is config or has_tasks):
         gym_keys = read_keys(GymKeys, run.environment, "environment")
         return EnvironmentChoice("gym", MultiTurnConfig(), gym_keys, gym_keys)
-    known = run is not None and environment in ("tools", "chat")
-    contexts = read_keys(InstanceKeys, run.get("environment"), "environment") if known else ContextKeys()
+    contexts = ContextKeys()
+    if run is not None and environment in ("tools", "chat"):
+        contexts = read_keys(InstanceKeys, run.get("environment"), "environment")
     return EnvironmentChoice("chat" if environment == "chat" else "tools", MultiTurnConfig(**keys), None, contexts)
 
 

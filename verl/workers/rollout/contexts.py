@@ -14,6 +14,7 @@ the engine's forward knows sequences (`sequences_of_row`); what they begin with 
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -36,7 +37,7 @@ class Context(NamedTuple):
     """
 
     start: int
-    ids: Sequence[int] | None
+    ids: Sequence[int] | np.ndarray | None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -64,6 +65,7 @@ class ContextRule:
 
     def __init__(self, keys: ContextKeys, tokenizer):
         self.keys, self.tokenizer = keys, tokenizer
+        self._without_thinking = lru_cache(maxsize=4096)(self._find_thinking)  # a turn is read again after each answer
 
     def after(self, prompt: Sequence[int], tokens: Sequence[int], answers: Sequence[tuple[int, int]]) -> list[int]:
         """Return the context of the turn that follows the last answer.
@@ -85,19 +87,28 @@ class ContextRule:
 
     def with_turn(self, context: list[int], turn: Sequence[int]) -> list[int]:
         """Return a context extended by a turn, without the turn's thinking if it is dropped."""
-        decode = self.tokenizer.decode
-        if self.keys.thinking == "kept" or END_OF_THINKING not in decode(turn):
+        if self.keys.thinking == "kept":
             return [*context, *turn]
-        # the shortest beginning that holds all the turn's thinking, and blank lines after it
-        n_ends = decode(turn).count(END_OF_THINKING)
-        end = bisect_left(range(len(turn) + 1), n_ends, key=lambda n: decode(turn[:n]).count(END_OF_THINKING))
-        rest = decode(turn[:end]).rpartition(END_OF_THINKING)[2].lstrip()  # of a token that holds more than the tag
-        while end < len(turn) and not rest and not decode([turn[end]]).strip():
-            end += 1
-        if THINK not in decode(turn[:end]):  # the prompt's template has written the opening tag
+        kept, opens = self._without_thinking(tuple(turn))
+        if not opens:  # the prompt's template has written the opening tag
+            decode = self.tokenizer.decode
             n = next((n for n in range(1, 9) if decode(context[-n:]).strip() == THINK), 0)
             context = context[: len(context) - n]
-        return [*context, *(self.tokenizer.encode(rest, add_special_tokens=False) if rest else ()), *turn[end:]]
+        return [*context, *kept]
+
+    def _find_thinking(self, turn: tuple[int, ...]) -> tuple[list[int], bool]:
+        """Return a turn's tokens without its thinking, and whether it writes the opening tag, or does not think."""
+        decode = self.tokenizer.decode
+        if not (n_ends := decode(list(turn)).count(END_OF_THINKING)):
+            return list(turn), True
+        # the shortest beginning that holds all the turn's thinking, and blank lines after it
+        end = bisect_left(range(len(turn) + 1), n_ends, key=lambda n: decode(list(turn[:n])).count(END_OF_THINKING))
+        thinking, _, rest = decode(list(turn[:end])).rpartition(END_OF_THINKING)
+        rest = rest.lstrip()  # of a token that holds more than the tag
+        while end < len(turn) and not rest and not decode([turn[end]]).strip():
+            end += 1
+        first = self.tokenizer.encode(rest, add_special_tokens=False) if rest else []
+        return [*first, *turn[end:]], THINK in thinking
 
 
 def contexts_cell(contexts: Sequence[Context]) -> np.ndarray:

@@ -21,12 +21,12 @@ from typing import Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass as keys_dataclass
 from verl.tools.schemas import OpenAIFunctionToolSchema
-from verl.workers.rollout.agent.process import Outcome, Programs
 
 from verl.utils.fault_reports import cause_of
 from verl.workers.config.keys import STRICT
-from verl.workers.rollout.agent.gateway import Gateway, Reply
+from verl.workers.rollout.agent.gateway import Gateway, Reply, Session
 from verl.workers.rollout.agent.messages import AgentRequest, plain_message, starts_with
+from verl.workers.rollout.agent.process import Outcome, Program, Programs
 from verl.workers.rollout.chat.arguments import schema_for_parser
 from verl.workers.rollout.chat.calls import Call, CallReader, without_thoughts
 from verl.workers.rollout.chat.template import ChatTemplate
@@ -97,15 +97,16 @@ class AgentInstance(Instance):
 
     def __init__(self, agents: "Agents", row: Mapping[str, Any]):
         self.agents, self.row = agents, row
-        self.session = self.program = self.request = None
+        self.session: Session | None = None
+        self.program: Program | None = None
 
     async def prepare(self, make_room: Callable[[Exception], None]) -> None:
         await self.agents.start()
 
     async def reset(self) -> AgentRequest:
-        self.session = self.agents.gateway.open()
-        self.program = self.agents.programs.start(self.row, self.session.base_url, self.session.api_key)
-        step = await self._next()
+        session = self.session = self.agents.gateway.open()
+        self.program = self.agents.programs.start(self.row, session.base_url, session.api_key)
+        step = await self._next(session, self.program)
         if step.done:
             raise RuntimeError(
                 f"the agent ended without a request: {step.observation.failed or step.observation.result}"
@@ -113,16 +114,18 @@ class AgentInstance(Instance):
         return step.observation
 
     async def step(self, action: Reply, expected: AgentRequest | None = None) -> Step:
+        assert self.session is not None and self.program is not None, "reset comes first"
         self.session.reply(self.request, action)
-        return await self._next(expected)
+        return await self._next(self.session, self.program, expected)
 
     async def repeat(self, recorded: State) -> Step:
+        assert isinstance(recorded.action, Reply)
         return await self.step(recorded.action, recorded.step.observation)
 
-    async def _next(self, expected: AgentRequest | None = None) -> Step:
+    async def _next(self, session: Session, program: Program, expected: AgentRequest | None = None) -> Step:
         """Return the next request, that which is expected if it comes among others, or the program's outcome."""
-        ended = asyncio.ensure_future(self.program.outcome())
-        came = asyncio.ensure_future(self.session.next_request(expected))
+        ended = asyncio.ensure_future(program.outcome())
+        came = asyncio.ensure_future(session.next_request(expected))
         try:
             while True:
                 await asyncio.wait(
@@ -134,10 +137,10 @@ class AgentInstance(Instance):
                 if ended.done():
                     outcome = ended.result()
                     return Step(outcome, self.agents.reward_of(outcome), done=True)
-                if expected and self.session.requests:
+                if expected and session.requests:
                     await asyncio.wait({ended, came}, timeout=OTHER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                     if not came.done() and not ended.done():
-                        return Step(self.session.requests[0])  # differs from what is expected
+                        return Step(session.requests[0])  # differs from what is expected
         finally:
             for task in (ended, came):
                 task.cancel()

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl.workers.rollout.agent.gateway import Reply
-
 from verl.utils.fault_reports import cause_of
 from verl.workers.rollout.agent.environment import AgentInstance, AgentKeys, Agents, row_of_agent
+from verl.workers.rollout.agent.gateway import Reply
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.stateful import Step, result_in_time
 
