@@ -46,8 +46,9 @@ MARK = "<!-- made by python tests/composition.py -->\n"
 TREES, ENVIRONMENTS, SAMPLERS, CREDITS, LOSSES = (
     list(choices(part)) for part in ("tree", "environment", "sampler", "credit", "loss")
 )
-# The gym needs a class of the user's: tests/conformance/trees.py grows every tree in a game of the kind.
-ENVIRONMENTS.remove("gym")
+# The gym needs a class of the user, and an agent a program: tests/conformance/trees.py grows every tree in a game of
+# the kind.
+ENVIRONMENTS = [name for name in ENVIRONMENTS if name not in ("gym", "agent")]
 PROMPTS = ("1 2 3 = 6", "4 5 6 = 15")
 # one token each, which the model writes often: what ends a turn, a paragraph, and a result
 WORDS = ("<search>", "</search>", "\n\n", "<result>", "</result>")
