@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
+from heapq import heapify, heapreplace
 from itertools import combinations, product
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,10 +82,17 @@ def covering_cells() -> list[Cell]:
     """Return combinations that are not refused and that hold every two parts which go together (a covering array)."""
     open_pairs = {cell: pairs(cell) for cell in cells() if refusal(cell) is None}
     missing, chosen = set().union(*open_pairs.values()), []
+    # the number of missing pairs that a cell has, negated, or more of them: numbers only get smaller
+    heap = [(-len(own), number, cell) for number, (cell, own) in enumerate(open_pairs.items())]
+    heapify(heap)
     while missing:
-        best = max(open_pairs, key=lambda cell: len(open_pairs[cell] & missing))
-        missing -= open_pairs[best]
-        chosen.append(best)
+        _, number, cell = heap[0]
+        new = -len(open_pairs[cell] & missing), number, cell
+        if new > heap[0]:
+            heapreplace(heap, new)
+            continue
+        missing -= open_pairs[cell]
+        chosen.append(cell)
     return chosen
 
 

@@ -13,7 +13,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
 from verl.workers.engine.prefix_tree import micro_batches
 from verl.workers.engine.prefix_tree.micro_batches import GATHERED_A_TOKEN, TrieOrder, prepare_micro_batches
-from verl.workers.rollout.contexts import sequences_of_row
+from verl.workers.rollout.contexts import Context, sequences_of_row
 from verl_patches.prefix_tree_engine import MARK
 
 
@@ -151,3 +151,11 @@ def test_gathered_keys_count_against_the_budget():
     assert len(order.runs_within(228)) > 1 and len(order.runs_within(order.cost((0, 64)))) == 1
     for run in order.runs_within(228):
         assert order.cost(run) <= 228
+
+
+def test_a_row_alone_is_a_micro_batch_whatever_its_contexts_repeat():
+    contexts = [Context(100 + at, range(90)) for at in range(0, 160, 10)]
+    row = sequences_of_row(np.arange(260), contexts)
+    order = TrieOrder([row])
+    assert order.cost((0, 1)) > order.lengths.max() + 50
+    assert order.runs_within(int(order.lengths.max())) == [(0, 1)]

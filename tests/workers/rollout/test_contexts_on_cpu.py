@@ -170,3 +170,20 @@ def test_rows_that_begin_alike_are_one_path_of_the_tree():
     for leaf in tree.leaves:
         starts = [context.start for context in tree.contexts(leaf)]
         assert starts == sorted(set(starts)) and all(start > len(PROMPT) for start in starts)
+
+
+def test_the_reward_of_an_untrained_end_stands_at_the_last_trained_token():
+    game = RewrittenGame(6)
+    options = {"max_tokens": 60, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": 0}
+    tree = asyncio.run(grow(HashEngine(6.0, 1), PROMPT, 12, Plain(), environment=game, **options))
+    cut = 0
+    for leaf, row in zip(tree.leaves, rows_of(tree, Plain()), strict=True):
+        row.contexts = trained_contexts(
+            [*row.prompt_ids, *row.response_ids], tree.contexts(leaf), 1, 99, distinct_tokens
+        )
+        first = row.contexts[-1].start - len(PROMPT) if row.contexts else len(row.response_mask)
+        row.response_mask[first:] = [0] * (len(row.response_mask) - first)
+        rewards, mask = row.as_dict()["rm_scores"], np.array(row.response_mask)
+        assert rewards.sum() == row.reward_score and rewards[mask.nonzero()[0][-1] + 1 :].sum() == 0
+        cut += bool(row.contexts)
+    assert cut

@@ -36,7 +36,7 @@ def check_typed_sections(config: DictConfig) -> None:
 
 
 def _check_contexts(config: DictConfig) -> None:
-    from verl.trainer.ppo.utils import need_critic
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
     chosen, keys = parts_of(config.actor_rollout_ref.rollout), config.environment
     key = f"environment.thinking={keys.get('thinking', 'kept')}, environment.max_context={keys.get('max_context')}"
@@ -50,7 +50,8 @@ def _check_contexts(config: DictConfig) -> None:
             )
     if chosen.environment == "none":
         raise ValueError(f"{key}: expected an environment that answers, such as environment=chat")
-    if not config.actor_rollout_ref.actor.get("use_prefix_tree"):
+    roles = ("actor", "ref") if need_reference_policy(config) else ("actor",)
+    if not all(config.actor_rollout_ref[role].get("use_prefix_tree") for role in roles):
         raise ValueError(f"{key}: a rollout is then several sequences, which only update=tree trains; set update=tree")
     if need_critic(config) or OmegaConf.select(config, "distillation.enabled"):
         raise ValueError(f"{key}: a critic and a teacher would read the whole trajectory; choose another estimator")

@@ -74,16 +74,19 @@ class ContextRule:
             tokens: tokens of the response so far.
             answers: beginning and end of each of the environment's answers in `tokens`, at least one.
         """
-        turns = [0, *(end for _, end in answers)]
-        oldest = 0
-        while True:
-            context = list(prompt)
-            for turn, (begin, end) in list(zip(turns, answers, strict=False))[oldest:]:
-                context = self.with_turn(context, tokens[turn:begin]) + list(tokens[begin:end])
-            most = self.keys.max_context
-            if most is None or len(context) <= most or oldest == len(answers) - 1:
-                return context
-            oldest += 1
+        starts = [0, *(end for _, end in answers)]
+        turns = [(tokens[start:begin], tokens[begin:end]) for start, (begin, end) in zip(starts, answers, strict=False)]
+        if (most := self.keys.max_context) is not None:
+            lengths = [len(self.with_turn([], turn)) + len(answer) for turn, answer in turns]
+            left = len(prompt) + sum(lengths)
+            while left > most and len(turns) > 1:
+                left -= lengths[-len(turns)]
+                turns.pop(0)
+        context = list(prompt)
+        for turn, answer in turns:
+            context = self.with_turn(context, turn)
+            context += answer
+        return context
 
     def with_turn(self, context: list[int], turn: Sequence[int]) -> list[int]:
         """Return a context extended by a turn, without the turn's thinking if it is dropped."""

@@ -68,6 +68,8 @@ class Environment:
     schemas: list[dict[str, Any]] | None = None
     # whether answers may have a `context`
     changes_contexts = False
+    # largest number of tokens of a turn; None for no limit but the response's
+    max_turn_tokens: int | None = None
     # tokens that end a continuation, in addition to the model's end tokens
     stop_token_ids: Sequence[int] = ()
 
@@ -99,8 +101,11 @@ class Environment:
         """Close what all prompts share, such as tools, when the worker ends."""
 
     def at(self, state: Any) -> "Environment":
-        """Return the environment whose `stops` and `ends` hold for turns after a state."""
+        """Return the environment whose `stops`, `ends` and `max_turn_tokens` hold for turns after a state."""
         return self
+
+    def release(self, state: Any) -> None:
+        """Let go what a state holds, because a trajectory has ended in it without being done."""
 
     def stops(self, turn: Sequence[int]) -> list[str]:
         """Return the texts that end a continuation of a turn, given the turn's tokens so far."""

@@ -97,6 +97,10 @@ class Instance(ABC):
         """Begin, and return the first observation; called once, before any step. Every instance of a prompt begins in
         the same state."""
 
+    async def reset_again(self, recorded: Any) -> Any:
+        """Begin as `reset`, given the first observation that another instance has returned."""
+        return await self.reset()
+
     @abstractmethod
     async def step(self, action: Any) -> Step:
         """Take an action. An exception loses the branch."""
@@ -299,6 +303,10 @@ class StatefulEnvironment(Environment):
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await asyncio.gather(*self._closing)
 
+    def release(self, state: State | None) -> None:
+        if self.pool.keeps_idle and state is not None and (instance := self._take_idle(state)) is not None:
+            self._end(instance)
+
     def forget(self, state: State) -> None:
         """Close the idle instance of a state, whose place the pool needs."""
         self._end(self._idle.pop(state))
@@ -405,7 +413,7 @@ class StatefulEnvironment(Environment):
     async def _replayed(self, state: State) -> Instance:
         """Return a fresh instance that has taken a state's actions again, for which a place has been taken."""
         started, actions = monotonic(), state.path()
-        instance, observation = await self._fresh()
+        instance, observation = await self._fresh(self._first)
         differs = not self.is_same(Step(observation), self._first.step)
         for recorded in actions:
             if differs:
@@ -419,14 +427,17 @@ class StatefulEnvironment(Environment):
             self.counts["replay_seconds"] += monotonic() - started
         if differs:
             self._end(instance)
-        if actions or differs:
-            self.pool.count_replay(differs)
+        self.pool.count_replay(differs)
         if differs:
             raise BranchLost(f"a replay of {len(actions)} actions returned something else than was recorded")
         return instance
 
-    async def _fresh(self) -> tuple[Instance, Any]:
-        """Return a new instance, for which a place has been taken, and its first observation."""
+    async def _fresh(self, first: State | None = None) -> tuple[Instance, Any]:
+        """Return a new instance, for which a place has been taken, and its first observation.
+
+        Args:
+            first: the prompt's first state; None if there is none yet.
+        """
         try:
             instance = self.create()
             await instance.prepare(self.pool.make_room)
@@ -438,7 +449,8 @@ class StatefulEnvironment(Environment):
             self.counts["failures"] += 1
             raise BranchLost(f"the environment could not be made: {cause_of(error)}") from error
         self.counts["instances"] += 1
-        return instance, await self._call("reset", instance.reset, instance)
+        reset = instance.reset if first is None else partial(instance.reset_again, first.step.observation)
+        return instance, await self._call("reset", reset, instance)
 
     # ---- instances ----
 

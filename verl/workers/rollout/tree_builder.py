@@ -151,12 +151,15 @@ class TreeBuilder:
             RuntimeError: the engine returned no token.
         """
         left, turn = self.tokens_left(path), path.tokens[path.turn :]
+        environment = self.environment.at(path.state)
+        if environment.max_turn_tokens is not None:
+            left = min(left, environment.max_turn_tokens - len(turn))
         sampling = Sampling(temperature=0) if greedy else self.sampling
         request = GenerationRequest(
             path.request(self.tree.prompt_ids),
             max_tokens=left if max_tokens is None else min(left, max_tokens),
             stop_token_ids=self._stop_token_ids,
-            stop=[*stop, *self.environment.at(path.state).stops(turn)],
+            stop=[*stop, *environment.stops(turn)],
             temperature=sampling.temperature if temperature is None else temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
@@ -174,6 +177,12 @@ class TreeBuilder:
         """Return what follows the model's tokens at the end of `path`: the environment's answer if its turn has ended,
         or the reason why the trajectory has ended. If neither holds, it is empty and not ended, so that the model
         continues its turn. The viewer shows `notes` with the answer."""
+        then = await self._settled(path, notes)
+        if then.ended in (Ended.LENGTH, Ended.CALL_LIMIT):
+            self.environment.release(then.path.state)
+        return then
+
+    async def _settled(self, path: Path, notes: Mapping[str, Any] | None) -> Continuation:
         turn, ends = path.tokens[path.turn :], self.ends(path)
         if ends is Ends.TRAJECTORY:
             return Continuation([], path, Ended.STOP)
@@ -192,6 +201,7 @@ class TreeBuilder:
         self.calls += answer.calls
         self.turn_rewards[path.tokens] = answer.reward or 0.0
         if answer.done or not answer.tokens:
+            self.environment.release(answer.state)
             return Continuation([], path, Ended.STOP if answer.done else Ended.LENGTH)
         info = SegmentInfo(answer.calls, answer.state, notes=dict(notes or {}), context=answer.context)
         segment = Segment(None, answer.tokens, author=TOOL, info=info)
@@ -202,6 +212,7 @@ class TreeBuilder:
                 info.context = context
         then = path.then(segment)
         if changes and self.tokens_left(then) < 1:
+            self.environment.release(answer.state)
             return Continuation([], path, Ended.LENGTH)
         return Continuation([segment], then)
 

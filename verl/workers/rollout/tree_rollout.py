@@ -66,6 +66,10 @@ class TrajectoryOutput(AgentLoopOutput):
         if rewards := row.pop("turn_rewards", {}):
             row["rm_scores"] = torch.zeros_like(row["rm_scores"])
             row["rm_scores"][[end - 1 for end in rewards]] = torch.tensor(list(rewards.values()))
+        if contexts and contexts[-1][1] is None:  # the reward of what is not trained goes to the last trained token
+            last = int(row["response_mask"].nonzero()[-1])
+            row["rm_scores"][last] = row["rm_scores"][last:].sum()
+            row["rm_scores"][last + 1 :] = 0
         return row | {name: torch.tensor(values) for name, values in row.pop("token_fields", {}).items()}
 
 
@@ -192,10 +196,9 @@ class TreeRollout:
         return {"max_tokens": rollout.response_length, "max_model_len": most_tokens(rollout)}
 
     def _set_contexts(self, outputs: Sequence[TrajectoryOutput], tree: TrajectoryTree) -> dict[str, float]:
-        """Set the rows' contexts, of which those are trained that `environment.max_rows` and a micro-batch of the
-        update allow, and return metrics."""
-        actor, keys = self.config.actor_rollout_ref.actor, environment_keys(self.config)
-        budget = actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else math.inf
+        """Set the rows' contexts, of which those are trained that `environment.max_rows` and the micro-batches allow,
+        and return metrics."""
+        keys, budget = environment_keys(self.config), least_budget(self.config.actor_rollout_ref)
         n_sequences, untrained = 0, 0
         for output, leaf in zip(outputs, tree.leaves, strict=True):
             contexts = tree.contexts(leaf)
@@ -312,6 +315,19 @@ def _versions_of(tree: TrajectoryTree, leaf: int, tokens, mask, versions: Weight
     masks = np.split(np.array([*[0] * len(tree.prompt_ids), *mask]), np.cumsum(n_own)[:-1])
     each = [versions.of(ids.tolist(), own.tolist()) for ids, own in zip(sequences.tokens, masks, strict=True)]
     return {OLDEST: min(of[OLDEST] for of in each), NEWEST: max(of[NEWEST] for of in each)} if each[0] else {}
+
+
+def least_budget(config) -> float:
+    """Return the least number of tokens of a micro-batch, of the update's and those for log-probabilities.
+
+    Args:
+        config: the section `actor_rollout_ref`.
+    """
+    budgets = [config.actor.ppo_max_token_len_per_gpu] if config.actor.use_dynamic_bsz else []
+    for section in (config.rollout, config.ref):
+        if section.get("log_prob_use_dynamic_bsz") and section.get("log_prob_max_token_len_per_gpu"):
+            budgets.append(section.log_prob_max_token_len_per_gpu)
+    return min(budgets, default=math.inf)
 
 
 def most_tokens(rollout) -> int:

@@ -11,6 +11,7 @@ from recipe.common.tree import Policy as Plain
 from tests.workers.rollout.agent import agents
 from tests.workers.rollout.chat.families import chat_of, encode, tokenizer_of
 from verl.workers.rollout.agent.environment import Agent, AgentKeys
+from verl.workers.rollout.agent.messages import AgentRequest, agent_request
 from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.environment import BranchLost
 from verl.workers.rollout.trajectory_tree import TOOL
@@ -204,3 +205,49 @@ def test_a_run_that_sends_other_requests_loses_the_branch():
     assert len(tree.leaves) == 2 and opened.counts["replay_differs"] == 0
     results = [segment for segment in tree.segments if segment.author == TOOL]
     assert len(results) == 3, "the first is shared"
+
+
+# ---- without replays ----
+
+
+def test_equal_replies_share_no_program_where_it_may_not_run_again():
+    """Each trajectory is a run of its own, to its end."""
+    engine = Script("qwen2_5", *[CALL % 3 + END] * 4, "one" + END, "two" + END, "three" + END, "four" + END)
+    tree, opened = asyncio.run(grown(agent_of("plain"), engine, 4))
+    assert len(tree.leaves) == 4 == opened.counts["instances"] and opened.counts["replayed_actions"] == 0
+
+
+def test_trajectories_that_are_cut_leave_their_places_to_others():
+    """More trajectories than places, and each is cut at the limit of its steps."""
+    engine = Script("qwen2_5", CALL % 3 + END)
+    tree, opened = asyncio.run(grown(agent_of("plain", max_instances=2, max_steps=1), engine, 6))
+    assert len(tree.leaves) == 6 and opened.counts["replayed_actions"] == 0
+
+
+def test_a_client_that_asks_again_gets_the_reply_that_it_had_asked_for():
+    class Slow(Script):
+        async def generate(self, request):
+            await asyncio.sleep(1.5)
+            return await super().generate(request)
+
+    engine = Slow("qwen2_5", "one" + END, "two" + END)
+    tree, opened = asyncio.run(grown(agent_of("impatient"), engine))
+    sampled = [token for token, mask in zip(tree.trajectories()[0], tree.response_masks()[0], strict=True) if mask]
+    assert text(sampled) == "one" + END and opened.counts["agent_disconnected"] >= 1
+
+
+def test_dates_are_left_out_of_each_text_alone():
+    def request(result: str) -> AgentRequest:
+        messages = [{"role": "system", "content": "Today is Monday.\nAdd."}, {"role": "user", "content": result}]
+        return agent_request({"messages": messages}, ["Today is .*"])
+
+    assert request("7") == request("7") and request("7") != request("8")
+
+
+def test_a_rewritten_message_is_read_as_the_template_serves_it():
+    engine, tree, opened = run("rewriting", "Hm." + CALL % 3 + END, "It is 7." + END, name="qwen3")
+    messages = [*ROW["raw_prompt"], {"role": "assistant", "content": "Hm. (calling a tool)"}]
+    expected = opened.template.builder.build_initial_tokens(
+        [*messages, {"role": "user", "content": "7"}], tools=agents.TOOLS
+    )
+    assert engine.read[1] == expected and "<think>" not in text(expected, "qwen3")

@@ -85,7 +85,7 @@ class TrieOrder:
             start, end = parts.pop(0)
             if runs and self.cost((runs[-1][0], end)) <= budget:
                 runs[-1] = (runs[-1][0], end)
-            elif self.cost((start, end)) <= budget:
+            elif end - start == 1 or self.cost((start, end)) <= budget:
                 runs.append((start, end))
             else:
                 parts = self.subtrees((start, end)) + parts

@@ -16,19 +16,21 @@ from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from itertools import count
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as keys_dataclass
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
 from verl.utils.fault_reports import cause_of
+from verl.utils.user_code import finite_number
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.agent.gateway import Gateway, Reply, Session
 from verl.workers.rollout.agent.messages import AgentRequest, plain_message, starts_with
 from verl.workers.rollout.agent.process import Outcome, Program, Programs
 from verl.workers.rollout.chat.arguments import schema_for_parser
-from verl.workers.rollout.chat.calls import Call, CallReader, without_thoughts
+from verl.workers.rollout.chat.calls import CallReader, without_thoughts
 from verl.workers.rollout.chat.template import ChatTemplate
 from verl.workers.rollout.contexts import END_OF_THINKING, THINK, ContextRule
 from verl.workers.rollout.environment import Answer, BranchLost, Ends, TurnEnd
@@ -92,11 +94,18 @@ class AgentKeys(InstanceKeys):
         return True
 
 
+class Said(NamedTuple):
+    """An action: a reply, and a number that keeps equal replies apart where no two trajectories may share a program."""
+
+    reply: Reply
+    number: int = 0
+
+
 class AgentInstance(Instance):
     """A run of the program, which waits for the reply to its last request."""
 
-    def __init__(self, agents: "Agents", row: Mapping[str, Any]):
-        self.agents, self.row = agents, row
+    def __init__(self, agents: "Agents", row: Mapping[str, Any], counts: Counter[str]):
+        self.agents, self.row, self.counts = agents, row, counts
         self.session: Session | None = None
         self.program: Program | None = None
 
@@ -104,22 +113,25 @@ class AgentInstance(Instance):
         await self.agents.start()
 
     async def reset(self) -> AgentRequest:
+        return await self.reset_again(None)
+
+    async def reset_again(self, recorded: AgentRequest | None) -> AgentRequest:
         session = self.session = self.agents.gateway.open()
         self.program = self.agents.programs.start(self.row, session.base_url, session.api_key)
-        step = await self._next(session, self.program)
+        step = await self._next(session, self.program, recorded)
         if step.done:
             raise RuntimeError(
                 f"the agent ended without a request: {step.observation.failed or step.observation.result}"
             )
         return step.observation
 
-    async def step(self, action: Reply, expected: AgentRequest | None = None) -> Step:
+    async def step(self, action: "Said", expected: AgentRequest | None = None) -> Step:
         assert self.session is not None and self.program is not None, "reset comes first"
-        self.session.reply(self.request, action)
+        self.session.reply(self.request, action.reply)
         return await self._next(self.session, self.program, expected)
 
     async def repeat(self, recorded: State) -> Step:
-        assert isinstance(recorded.action, Reply)
+        assert isinstance(recorded.action, Said)
         return await self.step(recorded.action, recorded.step.observation)
 
     async def _next(self, session: Session, program: Program, expected: AgentRequest | None = None) -> Step:
@@ -148,6 +160,7 @@ class AgentInstance(Instance):
     async def close(self) -> None:
         if self.session is not None:
             self.session.close()
+            self.counts["agent_disconnected"] += self.session.n_disconnected
         if self.program is not None:
             await self.program.end()
 
@@ -176,7 +189,7 @@ class Agents:
         why = outcome.failed
         if not why and self.keys.reward == "result":
             try:
-                return float(outcome.result)
+                return finite_number(float(outcome.result), "the result")
             except ValueError:
                 why = f"its result {outcome.result!r:.80} is no number"
         if why:
@@ -231,17 +244,18 @@ class Agent(StatefulEnvironment):
         self.stop_token_ids = reader.stop_token_ids
         self.call_limit = keys.max_steps
         self.row: dict[str, Any] = {}
+        self.numbers = count(1)
         self.first: Conversation | None = None
         self.present: AgentRequest | None = None  # what the present turn answers
 
     def open(self, row: Mapping[str, Any], seed: int) -> "Agent":
         opened = copy.copy(self)
         StatefulEnvironment.__init__(opened, self.pool)
-        opened.row = row_of_agent(row, seed)
+        opened.row, opened.numbers = row_of_agent(row, seed), count(1)
         return opened
 
     def create(self) -> Instance:
-        return AgentInstance(self.agents, self.row)
+        return AgentInstance(self.agents, self.row, self.counts)
 
     async def stop(self) -> None:
         await self.agents.stop()
@@ -268,6 +282,13 @@ class Agent(StatefulEnvironment):
         environment.present = (state or self.first).request
         return environment
 
+    @property
+    def max_turn_tokens(self) -> int | None:  # type: ignore[override]
+        return self.present.max_tokens if self.present else None
+
+    def release(self, state: Conversation | State | None) -> None:
+        super().release(state.state if isinstance(state, Conversation) else state)
+
     def stops(self, turn: Sequence[int]) -> list[str]:
         return list(self.present.stop)
 
@@ -289,7 +310,7 @@ class Agent(StatefulEnvironment):
     async def answer(self, state: Conversation | None, turn: Sequence[int], max_tokens: int) -> Answer:
         before = state or self.first
         reply, whole = await self._said(before, turn)
-        after = await self.advance(before.state, reply)
+        after = await self.advance(before.state, Said(reply, 0 if self.keys.replay else next(self.numbers)))
         outcome = after.step.observation
         if after.step.done:
             return Answer([], ({"tool": "agent", "ok": not outcome.failed},), after, True, after.step.reward)
@@ -299,9 +320,12 @@ class Agent(StatefulEnvironment):
         try:
             read, shown, kind = self._read(exchanges, outcome)
         except Exception as error:  # a template may raise anything, and must not end the run
+            super().release(after)
             raise BranchLost(f"the chat template does not render the agent's messages: {cause_of(error)}") from error
         self.counts[f"agent_{kind}"] += 1
         context = None if read == [*before.read, *turn, *shown] else read
+        if context is not None:
+            shown = shown[: max(max_tokens, 0)]  # the row only tells what was read
         conversation = Conversation(after, outcome, read, exchanges)
         return Answer(shown if len(shown) <= max_tokens else [], (), conversation, context=context)
 
@@ -337,9 +361,8 @@ class Agent(StatefulEnvironment):
                 shown = self.template.after(exchange.turn, exchange.sent, rest[1:], self.schemas)
                 read, kind = [*exchange.then_read, *shown], "continued" if exchange is last else "earlier"
             else:
-                turn = self.template.turn(rest[0]["content"], _calls(rest[0]))
-                shown = self.template.after(turn, rest[0], rest[1:], self.schemas)
-                read, kind = [*exchange.read, *turn, *shown], "rewritten"
+                shown = self.template.after(exchange.turn, exchange.sent, rest[1:], self.schemas)
+                read, kind = self.template.extended(exchange.read, rest) or self._built(request), "rewritten"
             break
         else:
             read, kind = self._built(request), "new"
@@ -364,11 +387,6 @@ def _message(reply: Reply) -> dict[str, Any]:
 def _is_same(message: dict[str, Any], said: dict[str, Any]) -> bool:
     """Return whether a message is what the model said; blanks at its ends do not count."""
     return message | {"content": message["content"].strip()} == said | {"content": said["content"].strip()}
-
-
-def _calls(message: Mapping[str, Any]) -> list[Call]:
-    functions = [call["function"] for call in message.get("tool_calls", ())]
-    return [Call(function["name"], json.dumps(function["arguments"], ensure_ascii=False)) for function in functions]
 
 
 def _parser_schemas(tools: Sequence[Mapping[str, Any]]) -> list[OpenAIFunctionToolSchema]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ray
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -119,7 +120,12 @@ class Session:
     def _add(self, request: AgentRequest) -> _Call:
         if self._closed:
             raise _ended_error()
-        call = _Call(request, asyncio.get_running_loop().create_future())
+        answer = asyncio.get_running_loop().create_future()
+        for call in self._handed_out:
+            if call.answer.cancelled() and call.request == request:  # its client has given up, and asks again
+                call.answer = answer
+                return call
+        call = _Call(request, answer)
         self.n_requests += 1
         self._pending.append(call)
         self._changed.set()
@@ -186,7 +192,8 @@ class Gateway:
             if self._serving.done():
                 raise RuntimeError("the gateway's server ended at its start") from self._serving.exception()
             await asyncio.sleep(0.001)
-        self._url = f"http://{f'[{self.host}]' if is_v6 else self.host}:{listener.getsockname()[1]}"
+        own = ray.util.get_node_ip_address() if self.host in ("0.0.0.0", "::") else self.host
+        self._url = f"http://{f'[{own}]' if ':' in own else own}:{listener.getsockname()[1]}"
 
     def open(self) -> Session:
         """Return a new session.

@@ -40,7 +40,7 @@ def agent_request(body: Mapping[str, Any], ignored: Sequence[str] = ()) -> Agent
     """Return a request from the body of a POST to /chat/completions.
 
     Args:
-        ignored: regular expressions; what they match in a message's text is not compared, such as a date.
+        ignored: regular expressions; what they match in a text of a message is not compared, such as a date.
 
     Raises:
         ValueError: the messages have no such form; names the field.
@@ -54,9 +54,8 @@ def agent_request(body: Mapping[str, Any], ignored: Sequence[str] = ()) -> Agent
     stop = body.get("stop") or ()
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
-    text = json.dumps([messages, tools, stop, max_tokens], sort_keys=True, ensure_ascii=False)
-    for pattern in ignored:
-        text = re.sub(pattern, "", text)
+    compared = [_without(message, ignored) for message in messages]
+    text = json.dumps([compared, tools, stop, max_tokens], sort_keys=True, ensure_ascii=False)
     return AgentRequest(messages, tools, stop, max_tokens, text)
 
 
@@ -78,6 +77,18 @@ def plain_message(message: Any) -> dict[str, Any]:
     if role == "tool" and message.get("name"):
         plain["name"] = message["name"]
     return plain
+
+
+def _without(value: Any, ignored: Sequence[str]) -> Any:
+    """Return a JSON value without what the patterns match in its texts."""
+    if isinstance(value, dict):
+        return {key: _without(item, ignored) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without(item, ignored) for item in value]
+    if isinstance(value, str):
+        for pattern in ignored:
+            value = re.sub(pattern, "", value)
+    return value
 
 
 def _text(content: Any) -> str:

@@ -1,17 +1,18 @@
 """Tries an agent before a run: whether it starts and asks, and whether a second run asks the same."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl.utils.fault_reports import cause_of
-from verl.workers.rollout.agent.environment import AgentInstance, AgentKeys, Agents, row_of_agent
+from verl.workers.rollout.agent.environment import AgentInstance, AgentKeys, Agents, Said, row_of_agent
 from verl.workers.rollout.agent.gateway import Reply
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.stateful import Step, result_in_time
 
 
 def try_agent(keys: AgentKeys, row: Mapping[str, Any], replies: Sequence[Reply] = (), max_steps: int = 0) -> list[Step]:
-    """Start the program with a row, and return its requests and its outcome; with `replies`, of two equal runs.
+    """Start the program twice with a row, and return its requests and its outcome.
 
     Args:
         replies: replies to its requests in turn, the last one again and again; without any, the first request is all.
@@ -27,12 +28,12 @@ def try_agent(keys: AgentKeys, row: Mapping[str, Any], replies: Sequence[Reply] 
     )
 
     async def run(agents: Agents) -> list[Step]:
-        instance = AgentInstance(agents, row_of_agent(row, 0))
+        instance = AgentInstance(agents, row_of_agent(row, 0), Counter())
         try:
             steps = [Step(await result_in_time(instance.reset(), keys.timeout))]
             while replies and len(steps) <= max_steps and not steps[-1].done:
                 reply = replies[min(len(steps), len(replies)) - 1]
-                steps.append(await result_in_time(instance.step(reply), keys.timeout))
+                steps.append(await result_in_time(instance.step(Said(reply)), keys.timeout))
             return steps
         finally:
             await instance.close()
@@ -42,11 +43,12 @@ def try_agent(keys: AgentKeys, row: Mapping[str, Any], replies: Sequence[Reply] 
         try:
             await agents.start()
             first = await run(agents)
-            for number, (one, other) in enumerate(zip(first, await run(agents) if replies else first, strict=False), 1):
+            for number, (one, other) in enumerate(zip(first, await run(agents), strict=False), 1):
                 if (one.observation, one.done) != (other.observation, other.done):
+                    but = "; tree=plain can train it" if number > 1 else ""
                     raise ValueError(
-                        f"{key}: two runs with the same answers differ, so that trees cannot branch it (tree=plain can "
-                        f"train it, and environment.ignored leaves out what may differ). Request {number}:\n"
+                        f"{key}: two runs with the same answers differ, so that trees cannot branch it{but}. "
+                        f"environment.ignored leaves out what may differ. Request {number}:\n"
                         f"{_shown(one)}\nand in the second run:\n{_shown(other)}"
                     )
             return first

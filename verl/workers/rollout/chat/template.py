@@ -136,6 +136,17 @@ class ChatTemplate:
         """Return the tokens of a message that follows a turn without calls, as `answer` does for tool messages."""
         return self.after(turn, {"role": "assistant", "content": FINE}, [message])
 
+    def extended(self, read: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
+        """Return what a prompt becomes with further messages, the assistant's first, and the next turn's beginning; None if
+        the prompt does not end with a turn's beginning."""
+        n = len(self._beginning)
+        if list(read[-n:]) != self._beginning:
+            return None
+        return [
+            *read[:-n],
+            *self.builder.render_delta_token_id([QUESTION], list(map(dict, messages)), add_generation_prompt=True),
+        ]
+
     def turn(self, text: str, calls: Sequence[Call]) -> list[int]:
         """Return the tokens of a turn as the template renders it, up to its end token."""
         tokens, begin = self._rendered(assistant_message(calls) | {"content": text}), self._beginning
