@@ -10,8 +10,10 @@ import pytest
 from recipe.common.tree import Policy as Plain
 from tests.workers.rollout.agent import agents
 from tests.workers.rollout.chat.families import chat_of, encode, tokenizer_of
+from verl.workers.rollout.agent.chat_completions import Reply, ignored_parameters
 from verl.workers.rollout.agent.environment import Agent, AgentKeys
 from verl.workers.rollout.agent.messages import AgentRequest, agent_request
+from verl.workers.rollout.agent.trial import around_difference, try_agent
 from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.environment import BranchLost
 from verl.workers.rollout.trajectory_tree import TOOL
@@ -205,6 +207,38 @@ def test_a_run_that_sends_other_requests_loses_the_branch():
     assert len(tree.leaves) == 2 and opened.counts["replay_differs"] == 0
     results = [segment for segment in tree.segments if segment.author == TOOL]
     assert len(results) == 3, "the first is shared"
+    assert opened.counts["agent_new"] == 0 and opened.counts["agent_continued"] == 3
+
+
+def test_a_trial_shows_where_two_runs_differ():
+    def tried(function):
+        keys = AgentKeys(class_path=f"{agents.__name__}.{function}", timeout=20.0)
+        return try_agent(keys, ROW, [Reply("7")], max_steps=5)
+
+    first, end = tried("plain")
+    assert first.observation.messages[-1]["content"] == "What is 3 + 4?" and end.observation.result == "7"
+    with pytest.raises(
+        ValueError, match=r"(?s)differ.* Request 1:\n.*number [0-9a-f]{8}-.*\nand in the second run:\n.*nu"
+    ):
+        tried("differs")
+    assert around_difference("abcdef", "abcxef", 1, 2) == ("cde", "cxe")
+    assert around_difference("ab", "ab", 5, 2) == ("ab", "ab")
+
+
+def test_requests_of_smolagents_and_the_agents_sdk():
+    """Texts in parts, a required call, and calls that come back with null content: forms that these clients send."""
+    part = [{"type": "text", "text": "3 + 4?"}]
+    body = {"model": "policy", "messages": [{"role": "user", "content": part}], "tool_choice": "required"}
+    body |= {"stop": ["Observation:", "</code>"], "tools": agents.TOOLS, "stream": True}
+    assert list(ignored_parameters(body | {"stream_options": {"include_usage": True}})) == ["tool_choice"]
+    first = agent_request(body)
+    assert first.messages == ({"role": "user", "content": "3 + 4?"},) and first.stop == ("Observation:", "</code>")
+    function = {"name": "add", "arguments": '{"a": 3, "b": 4}'}
+    said = {"role": "assistant", "content": None, "tool_calls": [{"id": "call_1_0", "function": function}]}
+    messages = [*body["messages"], said, {"role": "tool", "tool_call_id": "call_1_0", "content": "7.0"}]
+    second = agent_request(body | {"messages": messages})
+    assert second.follows(first) and not first.follows(second) and not first.follows(first)
+    assert not agent_request(body | {"messages": messages, "tools": []}).follows(first)
 
 
 # ---- without replays ----

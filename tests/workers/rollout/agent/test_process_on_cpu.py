@@ -65,7 +65,7 @@ def test_program_gets_its_row_and_a_clean_environment(kind, name, monkeypatch):
     assert (task, base_url, api_key, folder) == (row, URL, KEY, os.getcwd())
     assert environment["HOME"] == environment["TMPDIR"] and not Path(environment["TMPDIR"]).exists()
     assert (environment["SEARCH_URL"], environment["OPENAI_BASE_URL"]) == ("http://search", URL)
-    names = {"PATH", "LANG", "HOME", "TMPDIR", "SEARCH_URL"}
+    names = {"PATH", "LANG", "HOME", "TMPDIR", "PYTHONHASHSEED", "SEARCH_URL"}
     assert set(environment) - {"LC_CTYPE"} == names | {"OPENAI_BASE_URL", "OPENAI_API_KEY"}
     assert names <= set(at_start) <= set(environment)  # /proc/self/environ
 

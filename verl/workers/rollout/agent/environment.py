@@ -27,7 +27,7 @@ from verl.utils.fault_reports import cause_of
 from verl.utils.user_code import finite_number
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.agent.gateway import Gateway, Reply, Session
-from verl.workers.rollout.agent.messages import AgentRequest, plain_message, starts_with
+from verl.workers.rollout.agent.messages import AgentRequest, plain_message
 from verl.workers.rollout.agent.process import Outcome, Program, Programs
 from verl.workers.rollout.chat.arguments import schema_for_parser
 from verl.workers.rollout.chat.calls import CallReader, without_thoughts
@@ -351,11 +351,8 @@ class Agent(StatefulEnvironment):
         the model said, or is a `new` conversation."""
         last, shown = exchanges[-1], None
         for exchange in reversed(exchanges):
-            known = exchange.request.messages
-            rest = request.messages[len(known) :]
-            if request.tools != exchange.request.tools or not rest or not starts_with(request.messages, known):
-                continue
-            if rest[0]["role"] != "assistant":
+            rest = request.messages[len(exchange.request.messages) :]
+            if not request.follows(exchange.request) or rest[0]["role"] != "assistant":
                 continue
             if _is_same(rest[0], exchange.sent) or _is_same(rest[0], exchange.whole):
                 shown = self.template.after(exchange.turn, exchange.sent, rest[1:], self.schemas)

@@ -26,14 +26,19 @@ class AgentRequest:
     tools: tuple[dict[str, Any], ...] = ()
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
-    # what is compared: two requests are equal if their texts are
-    text: str = field(default="", compare=False)
+    # what is compared, without what is ignored: a text for each message, and one for the other fields
+    texts: tuple[str, ...] = field(default=(), compare=False)
 
     def __eq__(self, other: Any) -> bool:
-        return isinstance(other, AgentRequest) and self.text == other.text
+        return isinstance(other, AgentRequest) and self.texts == other.texts
 
     def __hash__(self) -> int:
-        return hash(self.text)
+        return hash(self.texts)
+
+    def follows(self, earlier: "AgentRequest") -> bool:
+        """Return whether an earlier request's messages are the first of this one, with the same tools."""
+        n = len(earlier.messages)
+        return self.texts[:n] == earlier.texts[:n] and len(self.messages) > n and self.tools == earlier.tools
 
 
 def agent_request(body: Mapping[str, Any], ignored: Sequence[str] = ()) -> AgentRequest:
@@ -54,9 +59,9 @@ def agent_request(body: Mapping[str, Any], ignored: Sequence[str] = ()) -> Agent
     stop = body.get("stop") or ()
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
-    compared = [_without(message, ignored) for message in messages]
-    text = json.dumps([compared, tools, stop, max_tokens], sort_keys=True, ensure_ascii=False)
-    return AgentRequest(messages, tools, stop, max_tokens, text)
+    parts = [_without(part, ignored) for part in (*messages, [tools, stop, max_tokens])]
+    texts = tuple(json.dumps(part, sort_keys=True, ensure_ascii=False) for part in parts)
+    return AgentRequest(messages, tools, stop, max_tokens, texts)
 
 
 def plain_message(message: Any) -> dict[str, Any]:
@@ -109,8 +114,3 @@ def _arguments(call: Mapping[str, Any]) -> Any:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         return arguments
-
-
-def starts_with(messages: Sequence[dict], beginning: Sequence[dict]) -> bool:
-    """Return whether messages begin with others."""
-    return len(messages) >= len(beginning) and list(messages[: len(beginning)]) == list(beginning)

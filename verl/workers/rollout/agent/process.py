@@ -44,7 +44,8 @@ class Programs:
     Args:
         command: program and arguments. Its standard input is the row as JSON.
         class_path: path of a function `run(task, base_url, api_key)`, plain or async, whose task is the row.
-        env: environment variables of a program beside HOME, LANG, OPENAI_API_KEY, OPENAI_BASE_URL, PATH and TMPDIR.
+        env: environment variables of a program beside HOME, LANG, OPENAI_API_KEY, OPENAI_BASE_URL, PATH, TMPDIR, and
+            PYTHONHASHSEED, with which sets have the same order in a second run.
         memory_mb: largest size of a process's data in MiB (RLIMIT_DATA), in which a function's imported modules count;
             None for no limit.
     """
@@ -62,7 +63,7 @@ class Programs:
         self.command, self.memory_mb = None if command is None else list(command), memory_mb
         self.folder = f"{tempfile.gettempdir()}/agent-{uuid.uuid4().hex}"
         basic = {"PATH": os.environ.get("PATH", os.defpath), "LANG": os.environ.get("LANG", "C.UTF-8")}
-        self.env = basic | {"HOME": self.folder, **env, "TMPDIR": self.folder}
+        self.env = basic | {"PYTHONHASHSEED": "0", "HOME": self.folder, **env, "TMPDIR": self.folder}
         self._own_env = dict(env)
         self._hosts = Hosts(class_path or "", Path(__file__).with_name("host.py"), self.env)
         self._running: set[Program] = set()

@@ -1,5 +1,6 @@
 """Tries an agent before a run: whether it starts and asks, and whether a second run asks the same."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,7 +50,7 @@ def try_agent(keys: AgentKeys, row: Mapping[str, Any], replies: Sequence[Reply] 
                     raise ValueError(
                         f"{key}: two runs with the same answers differ, so that trees cannot branch it{but}. "
                         f"environment.ignored leaves out what may differ. Request {number}:\n"
-                        f"{_shown(one)}\nand in the second run:\n{_shown(other)}"
+                        + "\nand in the second run:\n".join(around_difference(_text(one), _text(other)))
                     )
             return first
         except ValueError:
@@ -62,5 +63,11 @@ def try_agent(keys: AgentKeys, row: Mapping[str, Any], replies: Sequence[Reply] 
     return result_in_thread(runs())
 
 
-def _shown(step: Step) -> str:
-    return str(step.observation) if step.done else step.observation.text
+def around_difference(one: str, other: str, n_before: int = 200, n_after: int = 300) -> tuple[str, str]:
+    """Return parts of two texts, where they first differ: some characters before and after."""
+    at = max(len(os.path.commonprefix([one, other])) - n_before, 0)
+    return one[at : at + n_before + n_after], other[at : at + n_before + n_after]
+
+
+def _text(step: Step) -> str:
+    return str(step.observation) if step.done else "\n".join(step.observation.texts)

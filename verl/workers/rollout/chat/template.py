@@ -137,8 +137,10 @@ class ChatTemplate:
         return self.after(turn, {"role": "assistant", "content": FINE}, [message])
 
     def extended(self, read: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
-        """Return a prompt with further messages, the assistant's first, and the next turn's beginning; None if the prompt
-        does not end with a turn's beginning."""
+        """Return a prompt with further messages, the assistant's first, and the next turn's beginning.
+
+        None if the prompt does not end with a turn's beginning.
+        """
         n = len(self._beginning)
         if list(read[-n:]) != self._beginning:
             return None
