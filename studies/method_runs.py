@@ -44,7 +44,6 @@ RUN = ["method", "rate", "seed"]  # columns that identify a run
 KT = "actor_rollout_ref.rollout.kt"
 HATO = ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"]
 TRAIN_DROPPED = "hato.tree.train_dropped=true"
-ERRING = "studies.process_reward.can_arrive_with_errors"
 # HATO's search is guided by an exact process reward: whether the target can still be reached.
 GUIDED = [
     *HATO,
@@ -91,11 +90,8 @@ METHODS = {
     "hato": HATO,
     "hato-guided": GUIDED,
     "hato-dropped": [*GUIDED, TRAIN_DROPPED],
-    "hato-dropped-errors": [*GUIDED, TRAIN_DROPPED, f"hato.local_reward={ERRING}"],
     "hato-dropped-filtered": [*GUIDED, TRAIN_DROPPED, *FILTERED],
     "hato-stopped": [*GUIDED, TRAIN_DROPPED, "hato.tree.independent_paths=true", "credit=grpo"],
-    # GRPO with the guided search's process reward in its own reward
-    "grpo-process": ["reward.custom_reward_function.path=pkg://studies.process_reward"],
     "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
     # SmolLM2-135M on word problems; these scripts support no other task
     "grpo-smollm2": ["recipe/common/run_smollm2_cpu.sh"],
