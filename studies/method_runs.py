@@ -56,8 +56,6 @@ GUIDED = [
 SEARCH = ["recipe/arpo/run_search_task_cpu.sh", SLOW_SEARCH]
 # script of the small tasks for methods that do not name one
 EXPLORE = ["recipe/common/run_explore.sh", "update=tree"]
-IS = "algorithm.rollout_correction.rollout_is"
-LATR = ["recipe/latr/run_countdown_cpu.sh"]
 # the paper's: share of the run -> share of responses that come from trees from then on
 LATR_SCHEDULE = {0.0: 1.0, 0.02: 0.75, 0.04: 0.5, 0.16: 0.25, 0.4: 0.0}
 # DAPO's dynamic sampling: groups whose answers are all right or all wrong are replaced
@@ -78,14 +76,11 @@ def schedule_of(shares: dict[int, float]) -> list[str]:
 METHODS = {
     "grpo": ["credit=grpo"],
     "grpo-colocate_async": ["schedule=colocate_async"],
-    "grpo-separate_async": ["schedule=separate_async", f"{IS}=null"],
-    # multiplies every token's loss by min(2, pi_before_the_update / pi_that_generated_it)
-    "grpo-colocate_async-corrected": ["schedule=colocate_async", f"{IS}=token"],
-    "grpo-separate_async-corrected": ["schedule=separate_async", f"{IS}=token"],
+    "grpo-separate_async": ["schedule=separate_async", "algorithm.rollout_correction.rollout_is=null"],
     "dapo": [*FILTERED, *CLIP_HIGHER],
     "grpo-filtered": [*FILTERED],
-    "latr": LATR,  # `command_of` adds the paper's schedule, scaled to the run's length
-    "latr-to-the-end": [*LATR, *schedule_of({0: 1})],
+    # `command_of` adds the paper's schedule, scaled to the run's length
+    "latr": ["recipe/latr/run_countdown_cpu.sh"],
     # Identical steps are merged, so a tree has fewer leaves than n: about half as many tokens as 8 responses.
     "hato": HATO,
     "hato-guided": GUIDED,
