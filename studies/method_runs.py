@@ -44,7 +44,6 @@ RUN = ["method", "rate", "seed"]  # columns that identify a run
 KT = "actor_rollout_ref.rollout.kt"
 HATO = ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"]
 TRAIN_DROPPED = "hato.tree.train_dropped=true"
-ERRING = "studies.process_reward.can_arrive_with_errors"
 # HATO's search is guided by an exact process reward: whether the target can still be reached.
 GUIDED = [
     *HATO,
@@ -57,8 +56,6 @@ GUIDED = [
 SEARCH = ["recipe/arpo/run_search_task_cpu.sh", SLOW_SEARCH]
 # script of the small tasks for methods that do not name one
 EXPLORE = ["recipe/common/run_explore.sh", "update=tree"]
-IS = "algorithm.rollout_correction.rollout_is"
-LATR = ["recipe/latr/run_countdown_cpu.sh"]
 # the paper's: share of the run -> share of responses that come from trees from then on
 LATR_SCHEDULE = {0.0: 1.0, 0.02: 0.75, 0.04: 0.5, 0.16: 0.25, 0.4: 0.0}
 # DAPO's dynamic sampling: groups whose answers are all right or all wrong are replaced
@@ -79,23 +76,17 @@ def schedule_of(shares: dict[int, float]) -> list[str]:
 METHODS = {
     "grpo": ["credit=grpo"],
     "grpo-colocate_async": ["schedule=colocate_async"],
-    "grpo-separate_async": ["schedule=separate_async", f"{IS}=null"],
-    # multiplies every token's loss by min(2, pi_before_the_update / pi_that_generated_it)
-    "grpo-colocate_async-corrected": ["schedule=colocate_async", f"{IS}=token"],
-    "grpo-separate_async-corrected": ["schedule=separate_async", f"{IS}=token"],
+    "grpo-separate_async": ["schedule=separate_async", "algorithm.rollout_correction.rollout_is=null"],
     "dapo": [*FILTERED, *CLIP_HIGHER],
     "grpo-filtered": [*FILTERED],
-    "latr": LATR,  # `command_of` adds the paper's schedule, scaled to the run's length
-    "latr-to-the-end": [*LATR, *schedule_of({0: 1})],
+    # `command_of` adds the paper's schedule, scaled to the run's length
+    "latr": ["recipe/latr/run_countdown_cpu.sh"],
     # Identical steps are merged, so a tree has fewer leaves than n: about half as many tokens as 8 responses.
     "hato": HATO,
     "hato-guided": GUIDED,
     "hato-dropped": [*GUIDED, TRAIN_DROPPED],
-    "hato-dropped-errors": [*GUIDED, TRAIN_DROPPED, f"hato.local_reward={ERRING}"],
     "hato-dropped-filtered": [*GUIDED, TRAIN_DROPPED, *FILTERED],
     "hato-stopped": [*GUIDED, TRAIN_DROPPED, "hato.tree.independent_paths=true", "credit=grpo"],
-    # GRPO with the guided search's process reward in its own reward
-    "grpo-process": ["reward.custom_reward_function.path=pkg://studies.process_reward"],
     "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
     # SmolLM2-135M on word problems; these scripts support no other task
     "grpo-smollm2": ["recipe/common/run_smollm2_cpu.sh"],

@@ -2,8 +2,7 @@
 
 vLLM calls `register` in each of its processes (`vllm.general_plugins`). Each change has its own module, whose name and
 docstring say what it does and when it applies. The server that needs `top_logprobs_without_text`
-(`verl/workers/rollout/engines/top_logprobs_server.py`) applies it itself, also on GPUs. scripts/check_vllm_names.py
-checks that vLLM still has all names that the changes use.
+(`verl/workers/rollout/engines/top_logprobs_server.py`) applies it itself, also on GPUs.
 """
 
 import os

@@ -1,5 +1,6 @@
 """HAPO's adaptive temperature: formula, bookkeeping in a changing batch, frequencies on a real engine."""
 
+import inspect
 import json
 import math
 import os
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from vllm import SamplingParams
+from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
 from tests.forked import as_in_a_run
@@ -125,7 +127,8 @@ def test_bad_settings_are_refused_with_the_request(settings, named):
     ("named", "v2", "serves"), [(None, False, False), ([PROCESSOR], False, True), (None, True, True)]
 )
 def test_an_engine_that_cannot_temper_refuses_requests_that_ask(monkeypatch, named, v2, serves):
-    """scripts/vllm_names.py checks that vLLM has the method that is wrapped."""
+    parameters = list(inspect.signature(InputProcessor._validate_params).parameters)
+    assert parameters == ["self", "params", "supported_tasks"], "vLLM's method that is wrapped"
     checks = type("InputProcessor", (), {"_validate_params": lambda self, params, tasks: None})
     monkeypatch.setitem(sys.modules, "vllm.v1.engine.input_processor", SimpleNamespace(InputProcessor=checks))
     refuse_wrong_requests()

@@ -7,7 +7,8 @@ Trajectories that part before their first call share nothing, even if they make 
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
 
 from verl.utils.fault_reports import RunError
 from verl.workers.rollout.engines.interface import gather_or_cancel
@@ -15,7 +16,8 @@ from verl.workers.rollout.stateful import Instance, InstanceLost, InstancePool, 
 from verl.workers.rollout.tools.base_tool import ToolSession
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolCall
 
-ToolStates = Mapping[str, State]  # group of tools -> state of its session; groups that were not called are left out
+# pairs of a group of tools and the state of its session, in order of names; groups that were not called are left out
+ToolStates = tuple[tuple[str, State], ...]
 
 
 class ToolSessions:
@@ -34,12 +36,12 @@ class ToolSessions:
         """
         if self._closed:
             raise RuntimeError("this prompt's tools are closed")
-        tool, states_before = self.tools.tools[tag], states or {}
+        tool, states_before = self.tools.tools[tag], dict(states or ())
         if not tool.has_session:
             return await self.tools.call(tag, content), states
         before = states_before.get(tool.group) or State(None, None, Step(None))
         after = await self._sessions[tool.group].advance(before, (tag, content))
-        return after.step.observation, {**states_before, tool.group: after}
+        return after.step.observation, tuple(sorted((states_before | {tool.group: after}).items(), key=itemgetter(0)))
 
     async def call_all(
         self, states: ToolStates | None, calls: Sequence[tuple[str, str]]

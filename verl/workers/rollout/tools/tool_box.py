@@ -20,7 +20,6 @@ from typing import Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass as keys_dataclass
 
-from verl.utils.moved import present_name
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput, ToolSession, ToolSet
@@ -87,7 +86,7 @@ def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool] |
     unknown = sorted(set(instance) - {"class_path", "params"})
     if unknown or not instance.get("class_path"):
         raise ValueError(f"{key}: expected class_path and params, got {sorted(instance)}")
-    module, _, attribute = present_name(instance["class_path"]).rpartition(".")
+    module, _, attribute = instance["class_path"].rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
@@ -107,7 +106,10 @@ def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool] |
 
 def _made(name: str, instance: Mapping[str, Any]) -> BaseTool | ToolSet:
     cls, params = tool_class(name, instance)
-    return cls(**params)
+    try:
+        return cls(**params)
+    except ValueError as error:
+        raise ValueError(f"{_SECTION}.tool_instances.{name}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -152,11 +154,7 @@ class ToolBox:
 
     def _load(self, name: str, instance: Mapping[str, Any]) -> None:
         try:
-            cls, params = tool_class(name, instance)
-            try:
-                made = cls(**params)
-            except ValueError as error:
-                raise ValueError(f"{_SECTION}.tool_instances.{name}: {error}") from error
+            made = _made(name, instance)
         except Exception as error:
             if self.config.fail_on_error:
                 raise
@@ -173,7 +171,7 @@ class ToolBox:
             if tool.calls_at_once is not None:
                 self._group_places.setdefault(tool.group, asyncio.Semaphore(tool.calls_at_once))
             self.tools[tool.trigger_tag], self._threads[tool.trigger_tag] = tool, ToolThread(tool.name)
-            if tool is made and runs_in_process(cls, instance["class_path"]):
+            if tool is made and runs_in_process(type(made), instance["class_path"]):
                 self._processes[tool.trigger_tag] = ToolProcess(tool.name, _made, (name, dict(instance)))
 
     def check_tree(self, tree: str | None) -> None:

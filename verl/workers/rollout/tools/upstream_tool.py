@@ -12,6 +12,7 @@ function requires one argument, a string. A trajectory's calls are independent: 
 (verl's `create`, `execute`, `release`). The tool's reward and metrics are not used.
 """
 
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +35,48 @@ def adapted(upstream: Any) -> type[BaseTool] | None:
     return type(upstream.__name__, (UpstreamTool,), {"upstream": upstream})
 
 
-class UpstreamTool(BaseTool):
+class _FunctionWithSchema(BaseTool):
+    """The common part of verl's tools and functions, which have a schema in OpenAI's format."""
+
+    argument = None
+
+    def __init__(self, tool_schema: OpenAIFunctionToolSchema):
+        self._tool_schema, function = tool_schema, tool_schema.function
+        self.name = self.trigger_tag = function.name
+        self.schema = function.parameters.model_dump(exclude_none=True)
+        self.description = describe_function(function.description, self.schema)
+
+    def function(self) -> dict[str, Any]:
+        """Return the schema as upstream gives it to a chat template."""
+        return self._tool_schema.model_dump(exclude_unset=True, exclude_none=True)
+
+    @abstractmethod
+    async def _response(self, arguments: dict[str, Any]) -> ToolResponse:
+        """Run one call as upstream does."""
+
+    async def execute(self, content: str, *, timeout: float) -> str:
+        arguments = call_arguments(self.schema, content)
+        try:
+            response = await self._response(arguments)
+        except Exception as error:
+            message = f"{self.name} failed: {one_line(str(error), LONGEST_MESSAGE) or type(error).__name__}"
+            raise ToolError(message, kind=type(error).__name__, retry=False, own_fault=True) from error
+        if response.text is None and not response.is_empty():
+            raise ToolError(f"{self.name} returned no text", kind="no_text", retry=False)
+        return response.text or ""
+
+
+class UpstreamTool(_FunctionWithSchema):
     """One of verl's tools as one of ours.
 
     `config` is the config of verl's tool class; `tool_schema` is the function in OpenAI's format, None if the class
     creates it."""
 
     upstream: type[UpstreamBaseTool]
-    argument = None
 
     def __init__(self, *, config: dict | None = None, tool_schema: dict | None = None):
         self.tool = self.upstream(_plain(config) or {}, _schema_of(tool_schema))
-        self.name = self.trigger_tag = self.tool.name
-        function = self.tool.tool_schema.function
-        self.schema = function.parameters.model_dump(exclude_none=True)
-        self.description = describe_function(function.description, self.schema)
-
-    def function(self) -> dict[str, Any]:
-        return _shown(self.tool.tool_schema)
+        super().__init__(self.tool.tool_schema)
 
     @classmethod
     def check(cls, *, config: dict | None = None, tool_schema: dict | None = None) -> None:
@@ -63,17 +88,13 @@ class UpstreamTool(BaseTool):
     def tags(cls, **params) -> list[str]:
         return [cls(**params).trigger_tag]
 
-    async def execute(self, content: str, *, timeout: float) -> str:
-        arguments = call_arguments(self.schema, content)
+    async def _response(self, arguments: dict[str, Any]) -> ToolResponse:
+        instance, _ = await self.tool.create(create_kwargs={})
         try:
-            instance, _ = await self.tool.create(create_kwargs={})
-            try:
-                response, _, _ = await self.tool.execute(instance, arguments, agent_data=None)
-            finally:
-                await self.tool.release(instance)
-        except Exception as error:
-            raise _failure(self.name, error) from error
-        return _text_of(self.name, response)
+            response, _, _ = await self.tool.execute(instance, arguments, agent_data=None)
+        finally:
+            await self.tool.release(instance)
+        return response
 
 
 class FunctionTools(ToolSet):
@@ -102,43 +123,16 @@ class FunctionTools(ToolSet):
         return [tool.trigger_tag for tool in cls(path).tools]
 
 
-class UpstreamFunction(BaseTool):
+class UpstreamFunction(_FunctionWithSchema):
     """A function with verl's decorator `function_tool` as one of our tools."""
 
-    argument = None
-
     def __init__(self, function: FunctionTool):
-        self.name = self.trigger_tag = function.name
-        self._function, described = function, function.tool_schema.function
-        self.schema = described.parameters.model_dump(exclude_none=True)
-        self.description = describe_function(described.description, self.schema)
+        super().__init__(function.tool_schema)
+        self._function = function
 
-    def function(self) -> dict[str, Any]:
-        return _shown(self._function.tool_schema)
-
-    async def execute(self, content: str, *, timeout: float) -> str:
-        arguments = call_arguments(self.schema, content)
-        try:
-            response, _, _ = normalize_function_tool_return(await self._function.call(arguments))
-        except Exception as error:
-            raise _failure(self.name, error) from error
-        return _text_of(self.name, response)
-
-
-def _failure(name: str, error: Exception) -> ToolError:
-    message = f"{name} failed: {one_line(str(error), LONGEST_MESSAGE) or type(error).__name__}"
-    return ToolError(message, kind=type(error).__name__, retry=False, own_fault=True)
-
-
-def _text_of(name: str, response: ToolResponse) -> str:
-    if response.text is None and not response.is_empty():
-        raise ToolError(f"{name} returned no text", kind="no_text", retry=False)
-    return response.text or ""
-
-
-def _shown(schema: OpenAIFunctionToolSchema) -> dict[str, Any]:
-    """Return a tool's schema as upstream gives it to a chat template."""
-    return schema.model_dump(exclude_unset=True, exclude_none=True)
+    async def _response(self, arguments: dict[str, Any]) -> ToolResponse:
+        response, _, _ = normalize_function_tool_return(await self._function.call(arguments))
+        return response
 
 
 def _plain(values):

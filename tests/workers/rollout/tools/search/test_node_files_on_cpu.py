@@ -1,4 +1,4 @@
-"""Files of one node: the folder is private, and network file systems are told by the mounts."""
+"""The folder of one node is private, and its processes share the cache in it."""
 
 import os
 import stat
@@ -6,14 +6,12 @@ import subprocess
 import sys
 import tempfile
 
-import psutil
 import pytest
 
-from tests.tables import table
 from verl.workers.rollout.tools.search import cache as search_cache
 from verl.workers.rollout.tools.search import node_files
-from verl.workers.rollout.tools.search.node_files import network_file_system, node_folder
-from verl.workers.rollout.tools.search.tool import BingSearchTool, LocalSearchTool
+from verl.workers.rollout.tools.search.node_files import node_folder
+from verl.workers.rollout.tools.search.tool import LocalSearchTool
 
 FOLDER = f"verl_search_cache_{os.getuid()}"
 # a process that opens the cache as the tool does, without `import verl`, which takes seconds
@@ -23,17 +21,6 @@ folder = runpy.run_path({node_files.__file__!r})["node_folder"]("search_cache")
 cache = runpy.run_path({search_cache.__file__!r})["SearchCache"](folder / "search_cache.sqlite")
 cache.put(sys.argv[1], "kept by " + sys.argv[1])
 """
-MOUNTS = """\
-/dev/sda1 / ext4 rw 0 0
-tmpfs /tmp tmpfs rw 0 0
-server:/home /home nfs4 rw,vers=4.2 0 0
-/dev/nvme0n1 /home/me/scratch xfs rw 0 0
-10.0.0.1@o2ib:/big /mnt/big\\040disk lustre rw 0 0
-me@there:/ /mnt/ssh fuse.sshfs rw 0 0
-portal /mnt/portal fuse.portal rw 0 0
-automount /data autofs rw 0 0
-server:/data /data nfs rw 0 0
-"""
 
 
 @pytest.fixture
@@ -42,19 +29,6 @@ def temporary(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     return tmp_path
-
-
-@pytest.fixture
-def mount(tmp_path_factory, monkeypatch):
-    """Lets the system show these mounts, in the form of /proc/mounts."""
-
-    def show(table: str) -> None:
-        proc = tmp_path_factory.mktemp("proc")
-        (proc / "self").mkdir()
-        (proc / "self" / "mounts").write_text(table)
-        monkeypatch.setattr(psutil, "PROCFS_PATH", str(proc))
-
-    return show
 
 
 def test_the_folder_is_made_for_its_user_only(temporary):
@@ -100,35 +74,3 @@ def test_the_processes_of_a_node_share_the_cache(temporary):
     tool = LocalSearchTool(url="http://127.0.0.1:9", cache_file="node_local")
     assert [tool._cache.get(name) for name in ("otter", "heron")] == ["kept by otter", "kept by heron"]
     assert (temporary / FOLDER / "search_cache.sqlite").exists()
-
-
-@pytest.mark.parametrize(("path", "kind"), table(__file__, "file systems"))
-def test_network_file_systems(mount, path, kind):
-    mount(MOUNTS)
-    assert network_file_system(path) == kind
-
-
-def test_a_link_to_a_network_file_system_is_one(mount, tmp_path):
-    mount(MOUNTS)
-    (tmp_path / "near").symlink_to("/home/me")
-    assert network_file_system(tmp_path / "near" / "cache.sqlite") == "nfs4"
-
-
-def test_this_machines_mounts_can_be_read(tmp_path):
-    assert network_file_system(tmp_path) is None
-
-
-def test_a_cache_on_a_network_file_system_is_refused_before_and_in_the_worker(temporary, mount):
-    mount(f"server:/ {temporary} nfs rw 0 0\n")
-    message = "cache_file=.*network file system .nfs.*node_local"
-    for cls, params in (
-        (LocalSearchTool, {"url": "http://127.0.0.1:9"}),
-        (BingSearchTool, {"api_key": "k", "zone": "z"}),
-    ):
-        for refuse in (cls.check, cls):
-            with pytest.raises(ValueError, match=message):
-                refuse(**params, cache_file=f"{temporary}/cache.sqlite")
-        cls.check(**params, cache_file="node_local")
-        with pytest.raises(ValueError, match=message):  # the node's temporary directory is far too
-            cls(**params, cache_file="node_local")
-        cls.check(**params, cache_file=None)

@@ -2,7 +2,7 @@
 
 It is one table in SQLite in WAL mode, from the standard library: a process that is killed loses at most the entry that
 it was writing, and readers never wait. (diskcache is SQLite too, plus pickle, and has had no release since 2023.) WAL
-needs shared memory: keep the file on a local disk, not on a network file system (tool.py refuses one).
+needs shared memory: keep the file on a local disk, not on a network file system.
 """
 
 import sqlite3

@@ -1,14 +1,9 @@
-"""Helpers for files that the processes of one node share: a private folder, and a check for network file systems."""
+"""A private folder for files that the processes of one node share."""
 
 import os
 import stat
 import tempfile
 from pathlib import Path
-
-# Types in /proc/mounts. The type of a FUSE file system is "fuse." and its name.
-NETWORK_TYPES = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "afs", "wekafs", "panfs"}
-NETWORK_TYPES |= {"pvfs2", "orangefs", "glusterfs", "sshfs", "s3fs", "gcsfuse", "goofys", "juicefs", "rclone"}
-NETWORK_TYPES |= {"blobfuse", "blobfuse2", "moosefs"}
 
 
 def node_folder(purpose: str) -> Path:
@@ -36,15 +31,3 @@ def node_folder(purpose: str) -> Path:
     if status.st_mode & 0o077:
         raise ValueError(f"{folder} is open to other users: look at what it holds, then chmod 700 it or delete it")
     return folder
-
-
-def network_file_system(path: str | Path) -> str | None:
-    """Return the type of the network file system that a path, which need not exist, is on; None for a local one."""
-    import psutil  # imported here, so that `node_folder` needs the standard library only
-
-    path = Path(os.path.realpath(Path(path).expanduser()))
-    mounts = [mount for mount in psutil.disk_partitions(all=True) if path.is_relative_to(mount.mountpoint)]
-    # The deepest mount counts, and among mounts of the same place the latest.
-    kinds = [mount.fstype for mount in sorted(mounts, key=lambda mount: len(mount.mountpoint))]
-    kind = kinds[-1].removeprefix("fuse.") if kinds else ""
-    return kind if kind in NETWORK_TYPES else None

@@ -26,7 +26,7 @@ from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
 from verl.workers.rollout.tools.http_json import checked_url, is_loopback, json_client, post_json
 from verl.workers.rollout.tools.plain_text import neutral, one_line
 from verl.workers.rollout.tools.search.cache import SearchCache
-from verl.workers.rollout.tools.search.node_files import network_file_system, node_folder
+from verl.workers.rollout.tools.search.node_files import node_folder
 
 MOST_QUERY_CHARACTERS = 1000
 MOST_TITLE_CHARACTERS = 200
@@ -74,15 +74,15 @@ class SearchTool(BaseTool):
         max_results: number of passages per search, at most 100.
         result_length: largest number of characters of a passage's text.
         request_timeout: time limit of one request, in seconds; the caller's time limit applies too.
-        cache_file: file of the cache (cache.py) on the node's own disk; "node_local" for a private folder in the
-            node's temporary directory, shared by the user's runs on the node; None for no cache. The key is query,
-            settings, and the corpus's path or server's address (use a new file if the content there changes). Only
-            searches with a result are kept.
+        cache_file: file of the cache (cache.py) on a local disk, not on a network file system; "node_local" for a
+            private folder in the node's temporary directory, shared by the user's runs on the node; None for no cache.
+            The key is query, settings, and the corpus's path or server's address (use a new file if the content there
+            changes). Only searches with a result are kept.
         cache_size_mb: largest size of the cache, in 10^6 bytes.
         async_cache_write: accepted without effect: writing never delays other trajectories.
 
     Raises:
-        ValueError: a parameter is out of range, or the cache file is damaged or on a network file system.
+        ValueError: a parameter is out of range, or the cache file is damaged.
     """
 
     name = trigger_tag = "search"
@@ -112,7 +112,6 @@ class SearchTool(BaseTool):
                 cache_file = node_folder("search_cache") / "search_cache.sqlite"
             except ValueError as error:
                 raise ValueError(f"cache_file={NODE_LOCAL}: {error}") from error
-        _check_cache_file(cache_file)
         self._cache = SearchCache(cache_file, size_mb=self.cache_size_mb) if cache_file else None
         self._cache_faults: set[str] = set()
         self._client: httpx.AsyncClient | None = None
@@ -204,9 +203,8 @@ class LocalSearchTool(SearchTool):
             self._client = json_client(self._url)
 
     @classmethod
-    def check(cls, corpus=None, index=None, url=None, cache_file=None, **others) -> None:
-        """Check that the corpus exists or a server is named, and that the cache is on a local disk."""
-        _check_cache_file(cache_file)
+    def check(cls, corpus=None, index=None, url=None, **others) -> None:
+        """Check that the corpus exists or a server is named."""
         if (corpus is None) == (url is None) or (index is not None and corpus is None):
             raise ValueError(f"expected corpus (and index), or url; got {corpus=}, {index=}, {url=}")
         if corpus is not None and not Path(corpus).expanduser().exists():
@@ -265,9 +263,8 @@ class BingSearchTool(SearchTool):
         self._client = json_client(self._url, {"Authorization": f"Bearer {key}"})
 
     @classmethod
-    def check(cls, api_key=None, zone=None, cache_file=None, **others) -> None:
-        """Check that key and zone are set, and that the cache is on a local disk."""
-        _check_cache_file(cache_file)
+    def check(cls, api_key=None, zone=None, **others) -> None:
+        """Check that key and zone are set."""
         _setting("api_key", "BRIGHTDATA_API_KEY", api_key)
         _setting("zone", "BRIGHTDATA_ZONE", zone)
 
@@ -287,16 +284,6 @@ class BingSearchTool(SearchTool):
             if title or text:
                 passages.append(Passage(title, text, httpx.URL(link).host))
         return passages
-
-
-def _check_cache_file(cache_file: str | Path | None) -> None:
-    """Raise ValueError if the cache would lie on a network file system."""
-    if cache_file and cache_file != NODE_LOCAL and (kind := network_file_system(cache_file)):
-        raise ValueError(
-            f"cache_file={cache_file} is on a network file system ({kind}), where SQLite's shared memory does not work "
-            f"and several nodes would damage the file: set it to {NODE_LOCAL} (in TMPDIR, else /tmp), to a file on the "
-            "node's own disk, or to null for no cache"
-        )
 
 
 def _setting(key: str, variable: str, value: str | None) -> str:
