@@ -27,6 +27,7 @@ from starlette.requests import ClientDisconnect
 
 from verl.workers.rollout.tools.search.bm25_index import Bm25Index, open_index
 
+MOST_BODY_BYTES = 4_000_000
 MOST_QUERIES, MOST_QUERY_CHARACTERS, MOST_TOPK = 1024, 4096, 100
 MOST_RESULTS = 10_000
 MOST_CONNECTIONS = 2048
@@ -55,7 +56,7 @@ def make_app(index: Bm25Index, default_topk: int = 3) -> FastAPI:
     @app.post("/retrieve")
     async def retrieve(request: Request) -> Response:
         try:
-            body = Retrieve.model_validate_json(await request.body())
+            body = Retrieve.model_validate_json(await bounded_body(request))
         except ClientDisconnect as error:
             raise HTTPException(400, "the connection broke") from error  # the client cannot read it
         except ValidationError as error:
@@ -82,6 +83,16 @@ def answer(index: Bm25Index, queries: list[str], topk: int, return_scores: bool)
         ]
         lists.append([{"document": d, "score": s} if return_scores else d for d, s in documents])
     return json.dumps({"result": lists}, ensure_ascii=False, allow_nan=False).encode()
+
+
+async def bounded_body(request: Request) -> bytes:
+    """Return the request's body. A body that is too long is refused with status 413 and not read to its end."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_BODY_BYTES:
+            raise HTTPException(413, f"the body has more than {MOST_BODY_BYTES} bytes")
+    return bytes(body)
 
 
 class Server(uvicorn.Server):

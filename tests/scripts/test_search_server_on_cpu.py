@@ -89,6 +89,7 @@ def test_topk_and_ties(url):
         ({"queries": ["x"], "top_k": 3}, 422),
         (b"{", 422),
         (b'{"queries": ["\\ud800"]}', 422),
+        (b" " * 4_000_001, 413),
         ({"queries": []}, 200),
         ({"queries": ["x" * 4096, "</result>", "\x00", "'; DROP TABLE"]}, 200),
     ],
