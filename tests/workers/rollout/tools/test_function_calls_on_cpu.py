@@ -68,21 +68,44 @@ def test_a_description_has_the_schema_and_is_one_bounded_line():
     assert describe_function("", ADD).startswith("Arguments: ")
 
 
-def test_of_a_long_schema_only_the_names_are_shown():
+def shown(text: str) -> tuple[dict, str]:
+    """The JSON object in a description, and the text after it."""
+    value, end = json.JSONDecoder().raw_decode(text, text.index("{"))
+    return value, text[end:]
+
+
+def test_a_long_description_is_cut_between_properties():
     names = [f"argument_{i}" for i in range(1000)]
     text = describe_function("a " * 10_000, schema(["argument_999"], **dict.fromkeys(names, "string")))
-    assert len(text) < 2500 and "\n" not in text and "Arguments: a JSON object with argument_0, argument_1, " in text
-    assert text.endswith(". Required are: argument_999. The text of argument_999 alone will do.")
+    about, rest = shown(text)
+    assert len(text) < 6500 and "\n" not in text
+    assert about["required"] == ["argument_999"]
+    assert list(about["properties"]) == [*names[: len(about["properties"]) - 1], "argument_999"]
+    assert rest.startswith(f" More arguments: {names[len(about['properties']) - 1]}, ")
     choices = {"enum": [f"choice {i}" for i in range(1000)]}
-    text = describe_function("", {"properties": {"choice": choices, "n": {"type": "integer"}}})
-    assert text == "Arguments: a JSON object with choice, n. Required are: none."
+    about, rest = shown(describe_function("", {"properties": {"choice": choices, "n": {"type": "integer"}}}))
+    assert (about["properties"], rest) == ({"n": {"type": "integer"}}, " More arguments: choice.")
 
 
-def test_a_reference_is_shown_with_its_definition():
-    defined = {"City": {"type": "object", "properties": {"name": {"type": "string"}}}}
-    referring = {"properties": {"to": {"$ref": "#/$defs/City"}}, "required": ["to"], "$defs": defined}
-    text = describe_function("", referring)
-    assert json.loads(text.removeprefix("Arguments: a JSON object, ")) == referring
+def test_references_are_replaced_by_the_definitions():
+    city = {"type": "object", "properties": {"name": {"type": "string"}, "near": {"$ref": "#/$defs/City"}}}
+    schema = {
+        "properties": {"to": {"$ref": "#/$defs/City", "description": "Target."}, "a/b": {"$ref": "#/$defs/a~1b"}},
+        "required": ["a/b"],
+        "$defs": {"City": city, "a/b": {"type": "string"}},
+    }
+    about, rest = shown(describe_function("", schema))
+    near = {"type": "object", "properties": {"name": {"type": "string"}, "near": {}}}
+    assert about["properties"] == {"to": {**near, "description": "Target."}, "a/b": {"type": "string"}}
+    assert rest == " The text of a/b alone will do." and call_arguments(schema, "Oslo") == {"a/b": "Oslo"}
+
+
+def test_references_without_end_are_bounded():
+    doubling = {f"D{i}": {"properties": {side: {"$ref": f"#/$defs/D{i + 1}"} for side in "ab"}} for i in range(40)}
+    text = describe_function("", {"properties": {"top": {"$ref": "#/$defs/D0"}}, "$defs": doubling})
+    assert len(text) < 5000 and "$ref" not in text and list(shown(text)[0]["properties"]) == ["top"]
+    elsewhere = {"properties": {"x": {"$ref": "https://a.org/x.json"}, "y": {"$ref": "#/$defs/none"}}}
+    assert shown(describe_function("", elsewhere))[0]["properties"] == {"x": {}, "y": {}}
 
 
 def test_text_in_other_scripts_stays_readable():
