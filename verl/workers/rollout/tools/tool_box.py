@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass as keys_dataclass
 
+from verl.utils.moved import present_name
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput, ToolSession, ToolSet
@@ -86,7 +87,7 @@ def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool] |
     unknown = sorted(set(instance) - {"class_path", "params"})
     if unknown or not instance.get("class_path"):
         raise ValueError(f"{key}: expected class_path and params, got {sorted(instance)}")
-    module, _, attribute = instance["class_path"].rpartition(".")
+    module, _, attribute = present_name(instance["class_path"]).rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:

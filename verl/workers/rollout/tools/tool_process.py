@@ -13,6 +13,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from verl.utils.moved import present_name
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError
 
 AWAITS = ("GET_AWAITABLE", "GET_ANEXT", "BEFORE_ASYNC_WITH")
@@ -22,7 +23,7 @@ def runs_in_process(cls: type, class_path: str) -> bool:
     """Return whether the `execute` of a tool's class, or of verl's class that it adapts, has no `await`, `async for` or
     `async with`, and a new process can import the class."""
     execute = inspect.unwrap(getattr(cls, "upstream", cls).execute)
-    package = class_path.partition(".")[0]
+    package = present_name(class_path).partition(".")[0]
     found = any(finder.find_spec(package, None) for finder in sys.meta_path)
     return found and not any(step.opname in AWAITS for step in dis.get_instructions(execute))
 
