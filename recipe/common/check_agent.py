@@ -11,9 +11,8 @@ import argparse
 import json
 import sys
 
-from verl.workers.rollout.agent.gateway import Reply
-
 from verl.workers.rollout.agent.environment import AgentKeys
+from verl.workers.rollout.agent.gateway import Reply
 from verl.workers.rollout.agent.trial import try_agent
 
 ROW = {"prompt": [{"role": "user", "content": "What is 2 + 2?"}]}
