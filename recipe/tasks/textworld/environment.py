@@ -1,6 +1,7 @@
 """A game of TextWorld for `environment=gym`: an action is a command, an observation is the game's reply."""
 
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,9 @@ class TextWorld:
         missing = [str(file) for file in (Path(path), Path(path).with_suffix(".json")) if not file.is_file()]
         if missing:
             raise ValueError(f"{', '.join(missing)} does not exist: make the data with recipe.tasks.textworld.data")
-        self.game = textworld.start(path, self.infos)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # jericho's, of each game that it has no list of
+            self.game = textworld.start(path, self.infos)
         self.game.seed(seed)
         self.state = self.game.reset()
         self.score, self.max_score = 0, self.state.max_score
