@@ -39,7 +39,7 @@ class Answer:
     Args:
         tokens: token ids that follow the turn; none if the trajectory is done, or if not even an empty answer fits.
         calls: descriptions of the calls that it answers, in JSON's types, for metrics and the viewer.
-        state: state after the turn; None for an environment without state. It must not change.
+        state: state after the turn, hashable; None for an environment without state. It must not change.
         done: whether the trajectory ends with the turn.
         reward: reward of the turn (`Environment.counted_rewards`); None for 0.
         context: all that the model reads before its next turn, if that is not the present context, the turn and
