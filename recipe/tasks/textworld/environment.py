@@ -12,6 +12,8 @@ try:
 except ImportError as error:
     raise ImportError(f'{error}: task=textworld needs the extra textworld (pip install ".[textworld]")') from error
 
+# jericho warns of each game that its list lacks, and of each command that it cuts.
+warnings.filterwarnings("ignore", module="jericho")
 # The rules of the games are parsed here, once for all processes of games, which are forks of one: it takes 0.2 seconds.
 KnowledgeBase.deserialize(KnowledgeBase.default().serialize())
 MAX_COMMAND_CHARS = 200
@@ -50,9 +52,7 @@ class TextWorld:
         missing = [str(file) for file in (Path(path), Path(path).with_suffix(".json")) if not file.is_file()]
         if missing:
             raise ValueError(f"{', '.join(missing)} does not exist: make the data with recipe.tasks.textworld.data")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # jericho's, of each game that it has no list of
-            self.game = textworld.start(path, self.infos)
+        self.game = textworld.start(path, self.infos)
         self.game.seed(seed)
         self.state = self.game.reset()
         self.score, self.max_score = 0, self.state.max_score

@@ -30,7 +30,8 @@ SIZE = {"train_size": 3, "test_size": 2, "demo_size": 6, "rooms": 2, "objects": 
 CONFIG = TextWorldConfig(theme="house", seed=5, detours=0.3, **SIZE)
 TOKENIZER = make_tokenizer(extra_words=MODEL.extra_words)
 TEXT_WORLD = "recipe.tasks.textworld.environment.TextWorld"
-pytestmark = pytest.mark.slow
+# pytest's processes send each other their warnings, and not all of them can import jericho's
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(scope="module")
