@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from verl.trainer.ppo.v1.group_placement import distinct_tokens, place_groups
+from verl.workers.rollout.contexts import CONTEXTS
 
 
 def parts_of(order: list[int], n_parts: int) -> list[list[int]]:
@@ -69,6 +70,8 @@ class Rows:
         self.segments = segments
 
     def column(self, name: str, chosen: list[int]):
+        if name == CONTEXTS:
+            return None
         return None if self.segments is None else [torch.tensor(self.segments[row]) for row in chosen]
 
 

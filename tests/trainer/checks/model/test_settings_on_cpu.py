@@ -22,7 +22,8 @@ ULYSSES = "ulysses_sequence_parallel_size"
 def run_config(**changes):
     """4,096 + 8,192 tokens on one of upstream's FSDP2 workers; `changes` are dotted keys below actor_rollout_ref."""
     sizes = {ULYSSES: 1, "fsdp_config": {ULYSSES: 1}}
-    rollout = {"prompt_length": 4096, "response_length": 8192, "max_model_len": None, "engine_kwargs": {"vllm": {}}}
+    rollout = {"name": "vllm", "tree": "plain", "environment": "chat"}
+    rollout |= {"prompt_length": 4096, "response_length": 8192, "max_model_len": None, "engine_kwargs": {"vllm": {}}}
     sections = {
         "model": {"path": "some/model", "override_config": {}, "use_fused_kernels": False},
         "actor": {"strategy": "fsdp2", **sizes},
@@ -44,6 +45,10 @@ def test_the_server_holds_a_prompt_and_a_response():
     assert config.actor_rollout_ref.rollout.max_model_len == 16384
     with pytest.raises(ValueError, match="max_model_len=4096 is less than .*=12288"):
         fill_max_model_len(run_config(**{"rollout.max_model_len": 4096}))
+    config = run_config(**{"rollout.max_model_len": 4096})
+    config.environment = {"thinking": "dropped"}  # a turn need not read the whole response
+    fill_max_model_len(config)
+    assert config.actor_rollout_ref.rollout.max_model_len == 4096
 
 
 def test_a_model_with_too_few_positions_is_refused_on_the_side_that_lacks_them():
