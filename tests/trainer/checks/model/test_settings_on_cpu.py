@@ -22,7 +22,7 @@ ULYSSES = "ulysses_sequence_parallel_size"
 def run_config(**changes):
     """4,096 + 8,192 tokens on one of upstream's FSDP2 workers; `changes` are dotted keys below actor_rollout_ref."""
     sizes = {ULYSSES: 1, "fsdp_config": {ULYSSES: 1}}
-    rollout = {"name": "vllm", "tree": "plain", "environment": "chat"}
+    rollout = {"name": "vllm", "mode": "async", "tree": "plain", "environment": "chat"}
     rollout |= {"prompt_length": 4096, "response_length": 8192, "max_model_len": None, "engine_kwargs": {"vllm": {}}}
     sections = {
         "model": {"path": "some/model", "override_config": {}, "use_fused_kernels": False},
