@@ -205,12 +205,12 @@ class TreeBuilder:
             return Continuation([], path, Ended.STOP if answer.done else Ended.LENGTH)
         info = SegmentInfo(answer.calls, answer.state, notes=dict(notes or {}), context=answer.context)
         segment = Segment(None, answer.tokens, author=TOOL, info=info)
+        then = path.then(segment)
         if self.context_rule is not None and answer.context is None:
-            then = path.then(segment)
             context = self.context_rule.after(self.tree.prompt_ids, then.tokens, then.answers)
             if context != then.request(self.tree.prompt_ids):
                 info.context = context
-        then = path.then(segment)
+                then = path.then(segment)
         if changes and self.tokens_left(then) < 1:
             self.environment.release(answer.state)
             return Continuation([], path, Ended.LENGTH)

@@ -310,7 +310,9 @@ def rows_of(
 
 def _versions_of(tree: TrajectoryTree, leaf: int, tokens, mask, versions: WeightVersions) -> dict[str, int]:
     """Return `WeightVersions.of` for a trajectory whose turns may have read contexts of their own."""
-    sequences = sequences_of_row(np.array([*tree.prompt_ids, *tokens], dtype=np.int64), tree.contexts(leaf))
+    if not (contexts := tree.contexts(leaf)):
+        return versions.of([*tree.prompt_ids, *tokens], mask)
+    sequences = sequences_of_row(np.array([*tree.prompt_ids, *tokens], dtype=np.int64), contexts)
     n_own = [len(ids) - begin for ids, begin in zip(sequences.tokens, sequences.begins, strict=True)]
     masks = np.split(np.array([*[0] * len(tree.prompt_ids), *mask]), np.cumsum(n_own)[:-1])
     each = [versions.of(ids.tolist(), own.tolist()) for ids, own in zip(sequences.tokens, masks, strict=True)]

@@ -349,16 +349,15 @@ class Agent(StatefulEnvironment):
         """Return what the turn after a request reads, the part of it that follows the last turn in the row, and how the
         request follows from the earlier ones: it `continued` the last one, or an `earlier` one, it has `rewritten` what
         the model said, or is a `new` conversation."""
-        last, shown = exchanges[-1], None
+        last = exchanges[-1]
         for exchange in reversed(exchanges):
             rest = request.messages[len(exchange.request.messages) :]
             if not request.follows(exchange.request) or rest[0]["role"] != "assistant":
                 continue
+            shown = self.template.after(exchange.turn, exchange.sent, rest[1:], self.schemas)
             if _is_same(rest[0], exchange.sent) or _is_same(rest[0], exchange.whole):
-                shown = self.template.after(exchange.turn, exchange.sent, rest[1:], self.schemas)
                 read, kind = [*exchange.then_read, *shown], "continued" if exchange is last else "earlier"
             else:
-                shown = self.template.after(exchange.turn, exchange.sent, rest[1:], self.schemas)
                 read, kind = self.template.extended(exchange.read, rest) or self._built(request), "rewritten"
             break
         else:
