@@ -125,6 +125,15 @@ def torchrun(n_ranks: int, script: str, *arguments: str) -> subprocess.Completed
     return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=800, env=env)
 
 
+def results_of_ranks(ranks: int, script: str, folder: Path) -> list:
+    """What each rank of a script has saved in the folder, as its number with the suffix .pt."""
+    import torch
+
+    done = torchrun(ranks, script, str(folder))
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
+
+
 @contextmanager
 def ray_of_forks(**options):
     """Ray, started by this process; its workers are forks."""

@@ -23,12 +23,9 @@ CASES = {
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one_rank", "two_ranks"])
 def results(request, tmp_path_factory):
-    from tests.forked import torchrun  # the ranks have no tests
+    from tests.forked import results_of_ranks  # the ranks have no tests
 
-    folder = tmp_path_factory.mktemp("contexts")
-    done = torchrun(request.param, __file__, str(folder))
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
+    return results_of_ranks(request.param, __file__, tmp_path_factory.mktemp("contexts"))
 
 
 @pytest.mark.parametrize("name", CASES)
