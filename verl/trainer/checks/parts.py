@@ -15,19 +15,26 @@ from verl.workers.config.explore import parts_of
 from verl.workers.config.keys import ACTOR, ROLLOUT, no_such_key
 from verl.workers.config.schedule import EXPLORE_TRAINERS
 
+TYPED_SECTIONS = (ACTOR, ROLLOUT, "algorithm")
 
-def check_typed_sections(config: DictConfig) -> None:
-    """Check upstream's typed configs by building them here, since a wrong key would otherwise fail in a worker."""
+
+def check_typed_section(config: DictConfig, key: str) -> None:
+    """Check a section by building upstream's typed config here, since a wrong key would otherwise fail in a worker."""
     from verl.utils.config import omega_conf_to_dataclass
 
-    for key in (ACTOR, ROLLOUT, "algorithm"):
-        section = OmegaConf.select(config, key)
-        check_names(section, key)
-        try:
-            omega_conf_to_dataclass(section)
-        except Exception as error:
-            root_cause = error.__cause__ or error
-            raise ValueError(f"{key}: {(str(root_cause) or repr(root_cause)).splitlines()[0]}") from error
+    section = OmegaConf.select(config, key)
+    check_names(section, key)
+    try:
+        omega_conf_to_dataclass(section)
+    except Exception as error:
+        root_cause = error.__cause__ or error
+        raise ValueError(f"{key}: {(str(root_cause) or repr(root_cause)).splitlines()[0]}") from error
+
+
+def check_typed_sections(config: DictConfig) -> None:
+    """See `check_typed_section`; also checks the keys of contexts that change."""
+    for key in TYPED_SECTIONS:
+        check_typed_section(config, key)
     if config.get("environment"):
         from verl.workers.rollout.run_environment import changes_contexts  # imports upstream's agent loop
 
