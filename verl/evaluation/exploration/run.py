@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
 from verl.evaluation.exploration.likelihoods import likelihood_rows, references_by_prompt
@@ -23,21 +23,13 @@ from verl.evaluation.exploration.proposals import Proposal, Propose, Proposed, S
 from verl.evaluation.exploration.table import Group, Step, Trajectory, summary
 from verl.utils.parts import parts
 from verl.workers.rollout.answer_likelihood import closing_text
-from verl.workers.rollout.engines.interface import (
-    Generation,
-    GenerationRequest,
-    RolloutEngine,
-    end_of_sequence_ids,
-    gather_or_cancel,
-    generation_config_of,
-)
+from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine, gather_or_cancel
 from verl.workers.rollout.engines.local_vllm import VLLMEngine
-from verl.workers.rollout.environment import NO_ENVIRONMENT
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.rows import reward_batch
 from verl.workers.rollout.run_environment import environment_of
 from verl.workers.rollout.trajectory_tree import TrajectoryTree
-from verl.workers.rollout.tree_builder import BranchPolicy, Sampling, Score, derived_seed, grow, policy_class
+from verl.workers.rollout.tree_rollout import GroupEngine, TreeRollout, rows_of
 
 # number of most likely tokens from which an entropy is estimated; vLLM reports at most this many by default
 ENTROPY_TOP_K = 20
@@ -67,20 +59,19 @@ def running_engine(plan: Plan) -> Iterator[VLLMEngine]:
         engine.shutdown()
 
 
-class Recorder(RolloutEngine):
-    """A wrapper of an engine for one prompt: it counts generated tokens and records the distribution at each of them.
+class Recorder(GroupEngine):
+    """An engine for one prompt that also records the distribution at each token.
 
     It asks for entropies and top log-probs with every request, so that measuring costs all policies the same time.
     """
 
     def __init__(self, engine: RolloutEngine):
-        self.engine, self.tokens = engine, 0
+        super().__init__(engine)
         self.steps: dict[int, Step] = {}  # hash of the tokens before a step -> the step
 
     async def generate(self, request: GenerationRequest) -> Generation:
         n_top_logprobs, n_entropy = max(request.n_top_logprobs, 2), max(request.n_entropy, ENTROPY_TOP_K)
-        generation = await self.engine.generate(replace(request, n_top_logprobs=n_top_logprobs, n_entropy=n_entropy))
-        self.tokens += len(generation.token_ids)
+        generation = await super().generate(replace(request, n_top_logprobs=n_top_logprobs, n_entropy=n_entropy))
         before = _hash_of(request.prompt_ids)
         for token, entropy, ranked in zip(
             generation.token_ids, generation.entropies or (), generation.top_logprobs or (), strict=True
@@ -88,9 +79,6 @@ class Recorder(RolloutEngine):
             self.steps.setdefault(before, Step(entropy, exp(ranked[0][1]), exp(ranked[1][1])))
             before = hash((before, token))
         return generation
-
-    async def score(self, prompt_ids, continuation_ids, request_id=None) -> list[float]:
-        return await self.engine.score(prompt_ids, continuation_ids, request_id)
 
     def steps_of(self, prompt_ids: Sequence[int], response: Sequence[int], mask: Sequence[int]) -> list[Step | None]:
         """Return the recorded step of each token of a response; None where `mask` is 0 (a tool's tokens)."""
@@ -119,21 +107,13 @@ class Diagnosis:
     """
 
     def __init__(self, plan: Plan, engine: RolloutEngine, bar: tqdm):
-        self.engine, self.bar = engine, bar
+        self.engine, self.bar, self.plan = engine, bar, plan
         self.environment = environment_of(plan.config, plan.tokenizer)
-        self.plan = plan
         self.rewards = RewardLoopWorker(plan.config)
-        ends = generation_config_of(plan.config.actor_rollout_ref.model.path)
-        self.stop_token_ids = end_of_sequence_ids(plan.tokenizer, ends)
 
-    async def _described(self, prompt: Prompt) -> Prompt:
-        """Return a prompt with what the environment adds to it: descriptions of tools, or a first observation."""
-        async with self.environment.opened(prompt.about, self._seed_of(prompt)) as opened:
-            messages = await opened.first_messages(prompt.about["raw_prompt"])
-            return prompt._replace(ids=prompt_ids(self.plan.tokenizer, messages, self.plan.config.data, opened.schemas))
-
-    def _seed_of(self, prompt: Prompt) -> int:
-        return derived_seed(self.plan.config.seed, prompt.number)
+    async def ct_build_initial_tokens(self, messages, tools=None) -> list[int]:
+        """As upstream's agent loop does it for a rollout."""
+        return prompt_ids(self.plan.tokenizer, messages, self.plan.config.data, tools)
 
     async def close(self) -> None:
         await self.environment.stop()
@@ -147,16 +127,14 @@ class Diagnosis:
         self.bar.set_description(name)
         if more:
             self.bar.total += len(self.plan.prompts)
-        rollout = config.actor_rollout_ref.rollout
-        policy = policy_class(rollout.tree).from_config(config, self.plan.tokenizer)
+        rollout = TreeRollout(config, self, self.engine, self.plan.tokenizer, self.environment)
+        rollout.compute_score = self._compute_score
         if isinstance(self.engine, VLLMEngine):
             await self.engine.forget_prefixes()
         started = time.perf_counter()
-        grown = await gather_or_cancel(*(self._grow(prompt, policy, rollout) for prompt in self.plan.prompts))
+        grown = await gather_or_cancel(*(self._grow(prompt, rollout) for prompt in self.plan.prompts))
         seconds = time.perf_counter() - started
-        pairs = zip(self.plan.prompts, grown, strict=True)
-        groups = [await self._group(prompt, *trees) for prompt, trees in pairs]
-        return groups, seconds
+        return [await self._group(rollout, *each) for each in grown], seconds
 
     async def likelihoods(self, samples: Sequence[Group]) -> list[dict[str, Any]]:
         """Return the rows of `likelihood_rows` for the plain samples; no rows if `answer_likelihood` is off or the data
@@ -169,71 +147,37 @@ class Diagnosis:
         return await likelihood_rows(self.engine, self.plan.tokenizer, closing, samples, references, self.bar)
 
     async def warm_up(self) -> None:
-        """Complete the prompts, and generate two tokens, so that one-time costs of the engine do not count as the first
-        policy's time."""
-        if self.environment is not NO_ENVIRONMENT:
-            self.plan = self.plan._replace(prompts=[await self._described(prompt) for prompt in self.plan.prompts])
-        ids = self.plan.prompts[0].ids
-        request = GenerationRequest(ids, max_tokens=2, stop_token_ids=self.stop_token_ids, seed=0)
-        await Recorder(self.engine).generate(request)
+        """Generate two tokens, so that one-time costs of the engine do not count as the first policy's time."""
+        await Recorder(self.engine).generate(GenerationRequest(self.plan.prompts[0].ids, 2, (), seed=0))
 
-    async def _grow(self, prompt: Prompt, policy: BranchPolicy, rollout) -> tuple[TrajectoryTree, Recorder]:
-        recorder, seed = Recorder(self.engine), self._seed_of(prompt)
-        async with self.environment.opened(prompt.about, seed) as environment:
-            tree = await grow(
-                recorder,
-                prompt.ids,
-                rollout.n,
-                policy.for_task(PromptTask.of_row(prompt.about), self._score(prompt)),
-                environment=environment,
-                sampling=Sampling(rollout.temperature, rollout.top_p, rollout.top_k),
-                max_tokens=self._max_tokens(prompt),
-                stop_token_ids=self.stop_token_ids,
-                vocab_size=len(self.plan.tokenizer),
-                seed=seed,
-            )
+    async def _grow(self, prompt: Prompt, rollout: TreeRollout) -> tuple:
+        """Return the prompt, its tree, the policy that grew it, and the recorder."""
+        recorder, task, keys = Recorder(self.engine), PromptTask.of_row(prompt.about), rollout.config.actor_rollout_ref
+        sampling = {name: keys.rollout[name] for name in ("temperature", "top_p", "top_k")}
+        async with self.environment.opened(task.row, rollout.seed_of(task)) as environment:
+            tree, policy = await rollout.grow_tree(environment, task, keys.rollout.n, sampling, recorder)
         self.bar.update()
-        return tree, recorder
+        return prompt, tree, policy, recorder
 
-    async def _group(self, prompt: Prompt, tree: TrajectoryTree, recorder: Recorder) -> Group:
-        kept = [i for i, leaf in enumerate(tree.leaves) if not tree.is_dropped(leaf)]
-        rewards = [{"reward_score": sum(tree.turn_rewards[i].values())} for i in kept if tree.turn_rewards]
-        tree = replace(tree, leaves=[tree.leaves[i] for i in kept])
-        responses, masks = tree.trajectories(), tree.response_masks()
-        scores = rewards or await self._scores(prompt, responses)
-        trajectories = []
-        for tokens, mask, score in zip(responses, masks, scores, strict=True):
-            extra = score.get("reward_extra_info") or {}
+    async def _group(self, rollout: TreeRollout, prompt: Prompt, tree: TrajectoryTree, policy, recorder) -> Group:
+        rows = zip(rows_of(tree, policy), tree.leaves, strict=True)
+        kept, trajectories = [row for row, leaf in rows if not tree.is_dropped(leaf)], []
+        if tree.turn_rewards:
+            scores = [{"reward_score": row.reward_score} for row in kept]
+        else:
+            scores = await self.rewards.compute_score_batch(reward_batch(kept, prompt.about))
+        for row, score in zip(kept, scores, strict=True):
+            extra, tokens = score.get("reward_extra_info") or {}, row.response_ids
             right = float(extra.get("acc", score["reward_score"])) > self.plan.config.verification_threshold
             answer = extra.get("pred", self.plan.tokenizer.decode(tokens, skip_special_tokens=True))
-            trajectories.append(Trajectory(tokens, recorder.steps_of(prompt.ids, tokens, mask), right, str(answer)))
-        return Group(prompt.ids, trajectories, recorder.tokens, tree.metrics, self._max_tokens(prompt))
+            steps = recorder.steps_of(tree.prompt_ids, tokens, row.response_mask)
+            trajectories.append(Trajectory(tokens, steps, right, str(answer)))
+        limit = rollout.response_tokens(len(tree.prompt_ids))
+        return Group(tree.prompt_ids, trajectories, recorder.tokens, tree.metrics, limit)
 
-    def _max_tokens(self, prompt: Prompt) -> int:
-        rollout = self.plan.config.actor_rollout_ref.rollout
-        return min(rollout.response_length, rollout.max_model_len - len(prompt.ids))
-
-    async def _scores(self, prompt: Prompt, responses: Sequence[Sequence[int]], **extra_info) -> list[dict]:
-        """Score responses with the run's reward manager, which gets the same fields as from a rollout worker."""
-        outputs = [
-            AgentLoopOutput(
-                prompt_ids=prompt.ids,
-                response_ids=list(tokens),
-                response_mask=[1] * len(tokens),
-                num_turns=2,
-                metrics=AgentLoopMetrics(),
-                extra_fields={"turn_scores": [], "tool_rewards": []},
-            )
-            for tokens in responses
-        ]
-        about = prompt.about | {"extra_info": prompt.about["extra_info"] | extra_info}
-        return await self.rewards.compute_score_batch(reward_batch(outputs, about))
-
-    def _score(self, prompt: Prompt) -> Score:
-        async def score(tokens: Sequence[int], about: dict) -> float:
-            return (await self._scores(prompt, [tokens], **about))[0]["reward_score"]
-
-        return score
+    async def _compute_score(self, outputs: Sequence[AgentLoopOutput], row: dict[str, Any]) -> None:
+        scores = await self.rewards.compute_score_batch(reward_batch(outputs, row))
+        outputs[-1].reward_score = scores[-1]["reward_score"]
 
 
 async def diagnose(plan: Plan, engine: RolloutEngine) -> dict[str, Any]:

@@ -77,20 +77,29 @@ class TreeRollout:
     """Makes all trajectories of a prompt. A worker has one instance, whose `run` serves many prompts concurrently.
 
     `config` is the config of the whole run. `agent_loop` is upstream's single-turn agent loop, which tokenizes prompts.
+    `environment` is one that runs already; None makes that of the config.
     """
 
     # upstream's `_compute_score(outputs, kwargs)`, which sets reward_score and reward_extra_info of the last output;
     # None if rewards are not computed during the rollout
     compute_score: Callable | None = None
 
-    def __init__(self, config, agent_loop: SingleTurnAgentLoop, engine: RolloutEngine, tokenizer):
+    def __init__(
+        self,
+        config,
+        agent_loop: SingleTurnAgentLoop,
+        engine: RolloutEngine,
+        tokenizer,
+        environment: Environment | None = None,
+    ):
         self.config, self.agent_loop, self.engine, self.tokenizer = config, agent_loop, engine, tokenizer
         self.stop_token_ids = end_of_sequence_ids(tokenizer, generation_config_of(tokenizer.name_or_path))
         parts = parts_of(config.actor_rollout_ref.rollout)
         self.policy = policy_class(parts.tree or "plain").from_config(config, tokenizer)
         self.plain = policy_class("plain").from_config(config, tokenizer)
         # a run's agent loop has upstream's builder; only environment=chat needs it
-        self.environment = environment_of(config, tokenizer, getattr(agent_loop, "continuous_token_builder", None))
+        builder = getattr(agent_loop, "continuous_token_builder", None)
+        self.environment = environment or environment_of(config, tokenizer, builder)
         self.context_rule = context_rule_of(config, tokenizer)
         self.needs_answers = needs_answers(config)
         credit = credit_of(config.algorithm.adv_estimator)
@@ -123,25 +132,9 @@ class TreeRollout:
         self, environment: Environment, task: PromptTask, n: int, sampling_params: dict[str, Any], plain: bool
     ) -> list[TrajectoryOutput]:
         started = time.perf_counter()
-        prompt_ids = await self._prompt_ids(environment, task.row["raw_prompt"])
-        policy = self.plain if plain else self.policy.for_task(task, self._score(task.row, prompt_ids))
         engine = GroupEngine(self.engine, sampling_params)
         likelihood = self._answer_likelihood(engine, task.row) if self.needs_answers else None
-        tree = await grow(
-            engine,
-            prompt_ids,
-            n,
-            policy,
-            environment=environment,
-            sampling=Sampling(*(sampling_params[name] for name in ("temperature", "top_p", "top_k"))),
-            **self._limits(len(prompt_ids)),
-            context_rule=self.context_rule,
-            stop_token_ids=self.stop_token_ids,
-            vocab_size=len(self.tokenizer),
-            seed=self.seed_of(task),
-            request_id=task.row["uid"],
-            answer_likelihood=likelihood,
-        )
+        tree, policy = await self.grow_tree(environment, task, n, sampling_params, engine, likelihood, plain)
         tree.metrics |= {"tokens_generated": float(engine.tokens)} | engine.versions.metrics()
         outputs = rows_of(tree, policy, engine.versions, time.perf_counter() - started)
         if self.changes_contexts:
@@ -157,6 +150,36 @@ class TreeRollout:
             outputs[0].extra_fields[TREE_DATA] = pickle.dumps(data)
         outputs[0].extra_fields |= self._group_extra_fields(tree, task.step)
         return outputs
+
+    async def grow_tree(
+        self,
+        environment: Environment,
+        task: PromptTask,
+        n: int,
+        sampling_params: Mapping[str, Any],
+        engine: RolloutEngine,
+        likelihood: AnswerLikelihood | None = None,
+        plain: bool = False,
+    ) -> tuple[TrajectoryTree, BranchPolicy]:
+        """Return a prompt's tree in an opened environment, and the policy that grew it; see `run`."""
+        prompt_ids = await self._prompt_ids(environment, task.row["raw_prompt"])
+        policy = self.plain if plain else self.policy.for_task(task, self._score(task.row, prompt_ids))
+        tree = await grow(
+            engine,
+            prompt_ids,
+            n,
+            policy,
+            environment=environment,
+            sampling=Sampling(*(sampling_params[name] for name in ("temperature", "top_p", "top_k"))),
+            **self._limits(len(prompt_ids)),
+            context_rule=self.context_rule,
+            stop_token_ids=self.stop_token_ids,
+            vocab_size=len(self.tokenizer),
+            seed=self.seed_of(task),
+            request_id=task.row["uid"],
+            answer_likelihood=likelihood,
+        )
+        return tree, policy
 
     async def _prompt_ids(self, environment: Environment, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return a prompt's tokens, with the tools' descriptions if the config wants them.
