@@ -110,7 +110,7 @@ def _begin(index: Bm25Index) -> None:
     """Prepare a search process, which ends with the server."""
     global _index
     _index = index
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, and the server ends them
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
@@ -186,9 +186,9 @@ def main(arguments: list[str] | None = None) -> None:
         signal.signal(number, lambda *_: sys.exit(0))
     try:
         index = open_index(options.corpus, options.index)
+        processes = SearchProcesses(index, options.processes, options.longest_wait)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
-    processes = SearchProcesses(index, options.processes, options.longest_wait)
     config = uvicorn.Config(
         make_app(processes, options.topk),
         host=options.host,
