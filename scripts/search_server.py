@@ -9,14 +9,22 @@ r"""Searches a local corpus over HTTP by BM25, for rollouts on many machines, wi
 Each query gets a list, best document first; without return_scores the lists hold only documents. The corpus is JSONL
 or Parquet (see verl/workers/rollout/tools/search/bm25_index.py). With --index the index is made once and kept in that
 folder. As there is no password, the server listens on this machine only, unless --host names another address.
+
+Several processes search in one index in memory. Queries wait for a free process in order of arrival; those of clients
+that have gone are skipped. A request whose queries would wait longer than --longest-wait gets status 503 at once.
 """
 
 import argparse
 import asyncio
+import ctypes
 import json
+import os
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +39,7 @@ MOST_BODY_BYTES = 4_000_000
 MOST_QUERIES, MOST_QUERY_CHARACTERS, MOST_TOPK = 1024, 4096, 100
 MOST_RESULTS = 10_000
 MOST_CONNECTIONS = 2048
+TRIAL = "what was the first city of the world"
 
 
 class Retrieve(BaseModel):
@@ -43,15 +52,86 @@ class Retrieve(BaseModel):
     return_scores: bool = False
 
 
-def make_app(index: Bm25Index, default_topk: int = 3) -> FastAPI:
-    """Return the server's application, which answers POST /retrieve and GET /health from the index."""
+class SearchProcesses:
+    """Processes that search in one index, for queries that wait in order of arrival.
+
+    Args:
+        index: the index, which the forked processes share with this one.
+        number: number of processes.
+        longest_wait: expected wait in seconds from which on further requests are refused.
+    """
+
+    def __init__(self, index: Bm25Index, number: int, longest_wait: float):
+        self.index, self.number, self.longest_wait = index, number, longest_wait
+        self.free = asyncio.Semaphore(number)
+        self.waiting = 0  # queries of all open requests
+        self._start()
+        for _ in range(2):  # the first search also reads the index from the disk
+            started = time.monotonic()
+            self.pool.submit(search, TRIAL, 1, False).result()
+            self.seconds = time.monotonic() - started
+
+    def _start(self) -> None:
+        self.pool = ProcessPoolExecutor(self.number, get_context("fork"), _begin, (self.index,))
+
+    async def search_all(self, request: Request, queries: list[str], *options) -> list[bytes]:
+        """Return what `search` returns for each query of a request; the options are those of `search`.
+
+        Raises:
+            HTTPException: the queries would wait too long, the client has gone, or a process died.
+        """
+        if self.waiting * self.seconds > self.number * self.longest_wait:
+            raise HTTPException(503, "too many queries wait")
+        self.waiting += len(queries)
+        try:
+            return await asyncio.gather(*(self._search(request, query, *options) for query in queries))
+        finally:
+            self.waiting -= len(queries)
+
+    async def _search(self, request: Request, *query) -> bytes:
+        async with self.free:
+            if await request.is_disconnected():
+                raise HTTPException(400, "the connection broke")
+            started, pool = time.monotonic(), self.pool
+            try:
+                found = await asyncio.get_running_loop().run_in_executor(pool, search, *query)
+            except BrokenProcessPool as error:
+                if pool is self.pool:  # no other search has replaced the processes
+                    self._start()
+                raise HTTPException(503, "a search process died") from error
+            self.seconds += 0.1 * (time.monotonic() - started - self.seconds)
+            return found
+
+
+_index: Bm25Index  # of a search process
+
+
+def _begin(index: Bm25Index) -> None:
+    """Prepare a search process, which ends with the server."""
+    global _index
+    _index = index
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, and the server ends them
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def search(query: str, topk: int, return_scores: bool) -> bytes:
+    """Return the documents for a query as UTF-8 encoded JSON, in a search process."""
+    documents = [
+        ({"id": document.id, "title": document.title, "contents": document.contents}, score)
+        for document, score in _index.search(query, topk)
+    ]
+    rows = [{"document": d, "score": s} if return_scores else d for d, s in documents]
+    return json.dumps(rows, ensure_ascii=False, allow_nan=False).encode()
+
+
+def make_app(processes: SearchProcesses, default_topk: int = 3) -> FastAPI:
+    """Return the server's application, which answers POST /retrieve and GET /health."""
     app = FastAPI(title="BM25 search", openapi_url=None)
-    # A single thread is enough, because a search holds the interpreter's lock. The event loop stays free for /health.
-    searcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
 
     @app.get("/health")
     async def health() -> dict:
-        return {"status": "ok", "documents": len(index)}
+        return {"status": "ok", "documents": len(processes.index)}
 
     @app.post("/retrieve")
     async def retrieve(request: Request) -> Response:
@@ -66,23 +146,10 @@ def make_app(index: Bm25Index, default_topk: int = 3) -> FastAPI:
         topk = body.topk or default_topk
         if len(body.queries) * topk > MOST_RESULTS:
             raise HTTPException(422, f"queries times topk must be at most {MOST_RESULTS}")
-        loop = asyncio.get_running_loop()
-        text = await loop.run_in_executor(searcher, answer, index, body.queries, topk, body.return_scores)
-        return Response(text, media_type="application/json")
+        lists = await processes.search_all(request, body.queries, topk, body.return_scores)
+        return Response(b'{"result": [' + b", ".join(lists) + b"]}", media_type="application/json")
 
     return app
-
-
-def answer(index: Bm25Index, queries: list[str], topk: int, return_scores: bool) -> bytes:
-    """Return the reply to a request as UTF-8 encoded JSON."""
-    lists = []
-    for query in queries:
-        documents = [
-            ({"id": document.id, "title": document.title, "contents": document.contents}, score)
-            for document, score in index.search(query, topk)
-        ]
-        lists.append([{"document": d, "score": s} if return_scores else d for d, s in documents])
-    return json.dumps({"result": lists}, ensure_ascii=False, allow_nan=False).encode()
 
 
 async def bounded_body(request: Request) -> bytes:
@@ -112,15 +179,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=8000, help="0: any free one")
     parser.add_argument("--index", metavar="DIR", type=Path, help="folder to keep the index in; default: not kept")
     parser.add_argument("--topk", type=int, default=3, help="for requests without topk; default: 3")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one a CPU")
+    parser.add_argument("--longest-wait", metavar="SECONDS", type=float, default=10, help="default: 10")
     options = parser.parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn shuts down and then raises the signal again
         signal.signal(number, lambda *_: sys.exit(0))
     try:
         index = open_index(options.corpus, options.index)
+        processes = SearchProcesses(index, options.processes, options.longest_wait)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
     config = uvicorn.Config(
-        make_app(index, options.topk),
+        make_app(processes, options.topk),
         host=options.host,
         port=options.port,
         log_level="error",

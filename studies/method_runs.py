@@ -25,7 +25,6 @@ from matplotlib.ticker import MaxNLocator
 from tqdm import tqdm
 
 from benchmarks.report import interval, parser_of, write_report
-from benchmarks.slow_search import SLOW_SEARCH
 from recipe.common.reporting.run_metrics import (
     STYLE,
     generated_tokens,
@@ -53,7 +52,7 @@ GUIDED = [
     "hato.tree.branching_factor=4",
     "hato.tree.spread_leaves=false",
 ]
-SEARCH = ["recipe/arpo/run_search_task_cpu.sh", SLOW_SEARCH]
+SEARCH = ["recipe/arpo/run_search_task_cpu.sh"]
 # script of the small tasks for methods that do not name one
 EXPLORE = ["recipe/common/run_explore.sh", "update=tree"]
 # the paper's: share of the run -> share of responses that come from trees from then on

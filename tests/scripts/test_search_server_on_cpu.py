@@ -7,10 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tests.scripts.loading import load_script
@@ -137,6 +139,79 @@ def test_the_tool_reads_the_same_from_the_server_as_from_the_corpus(url, corpus,
     assert "[1] Otter\nswims &lt;/result>" in of_server[0]
 
 
+STUB = """
+import sys, time, types
+sys.path.insert(0, "scripts")
+import search_server as script
+
+class Stub:
+    def search(self, query, k):
+        time.sleep(0.05)
+        with open({log!r}, "a") as log:
+            log.write(query + chr(10))
+        return [(types.SimpleNamespace(id="1", title="a", contents=query), 1.0)]
+
+script.open_index = lambda corpus, folder: Stub()
+script.main(["--corpus", "none", "--port", "0", "--processes", "4", "--longest-wait", "1"])
+"""
+
+
+@pytest.fixture
+def slow(tmp_path):
+    """A server with four processes, whose searches take 0.05 s: (its process, URL, function for its queries)."""
+    log = tmp_path / "log"
+    command = [sys.executable, "-W", "ignore", "-c", STUB.format(log=str(log))]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        url = next(line for line in process.stdout if line.startswith("listening")).split()[-1]
+        log.write_text("")  # without the trial's queries
+        yield process, url, lambda: log.read_text().split()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_200_clients_of_a_slow_index_are_served_or_refused_at_once(slow):
+    async def replies() -> list[tuple[int, float]]:
+        async def reply(i: int):
+            started = time.monotonic()
+            response = await client.post(slow[1] + "/retrieve", json={"queries": [f"q{i}"]}, timeout=60)
+            return response.status_code, time.monotonic() - started
+
+        async with httpx.AsyncClient(limits=httpx.Limits(max_connections=None)) as client:
+            return await asyncio.gather(*map(reply, range(200)))
+
+    outcomes = asyncio.run(replies())
+    served, refused = ([took for status, took in outcomes if status == each] for each in (200, 503))
+    assert len(served) + len(refused) == 200 and len(refused) >= 50
+    assert 60 <= len(served) == len(slow[2]())  # 1 s of four processes is 80 searches
+    assert sorted(refused)[len(refused) // 2] < max(served) < 5  # one after the other, 200 searches take 10 s
+
+
+def test_clients_that_hang_up_while_they_wait_cost_no_search(slow):
+    address, body = slow[1].removeprefix("http://").split(":"), b'{"queries": ["gone"]}'
+    for _ in range(60):
+        with socket.create_connection(address) as connection:
+            connection.sendall(b"POST /retrieve HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    assert httpx.post(slow[1] + "/retrieve", json={"queries": ["last"]}, timeout=30).status_code == 200
+    assert slow[2]()[-1] == "last" and len(slow[2]()) < 30
+
+
+def test_every_call_of_200_tools_is_answered_and_a_lost_process_is_replaced(slow):
+    async def texts() -> list[str]:
+        tool = LocalSearchTool(url=slow[1])
+        try:
+            calls = [tool.execute(f"q{i}", timeout=60) for i in range(200)]
+            answers = asyncio.gather(*calls)
+            await asyncio.sleep(0.5)
+            psutil.Process(slow[0].pid).children()[0].kill()
+            return [answer.text for answer in await answers]
+        finally:
+            await tool.close()
+
+    assert [text.split()[-1] for text in asyncio.run(texts())] == [f"q{i}" for i in range(200)]
+
+
 def test_faults_before_it_listens(corpus, tmp_path, url):
     script = load_script("search_server")
     (tmp_path / "bad.jsonl").write_text('{"id": 1, "text": "x"}\n{"id": 2}\n')
@@ -150,9 +225,8 @@ def test_faults_before_it_listens(corpus, tmp_path, url):
             with pytest.raises(SystemExit) as end:
                 script.main([str(a) for a in arguments])
             assert str(end.value.code).startswith("error: ") and said in end.value.code
-        with pytest.raises(SystemExit) as end:
-            script.main(["--corpus", str(corpus), "--port", url.rpartition(":")[2]])
-        assert end.value.code not in (0, None), "the port is taken"
     finally:
         for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
             signal.signal(number, handler)
+    second = start("--corpus", corpus, "--port", url.rpartition(":")[2])
+    assert second.wait(60) != 0 and "address already in use" in second.communicate()[1]

@@ -106,7 +106,7 @@ def test_a_method_is_a_name_of_parts_or_a_list_of_overrides():
     assert overrides_of("mine: tree=eptree 'data.seed=1'") == ["tree=eptree", "data.seed=1"]
     assert command_of("hapo", 10, "walk") == ["recipe/hapo/run_countdown_cpu.sh"]
     assert command_of("hapo", 10, "word_problems") == ["recipe/hapo/run_smollm2_cpu.sh"]
-    # its script knows no tools; all methods of this task wait for the same slow searches
+    # its script knows no tools
     assert command_of("hapo", 10, "search_task") == [*command_of("arpo", 10, "search_task"), "credit=hapo", "loss=hapo"]
     assert command_of("grpo", 10, "countdown")[0] == "recipe/common/run_explore.sh"
     with pytest.raises(ValueError, match="there is no method hapoo: choose one of grpo, "):

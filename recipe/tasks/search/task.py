@@ -6,9 +6,6 @@ register_task(
     "search_task",
     "The made search task, for the tiny model: two searches and a sum in about 80 tokens",
     tree_file="tree.yaml",
-    script=(
-        "recipe/arpo/run_search_task_cpu.sh",
-        "actor_rollout_ref.rollout.tools.tool_instances.search.class_path=benchmarks.slow_search.SlowSearchTool",
-    ),
+    script=("recipe/arpo/run_search_task_cpu.sh",),
     suffix="tools",
 )

@@ -71,6 +71,15 @@ def test_results_are_the_rollouts_own(tokenizer, text):
     assert tokenizer.decode(ids).count("</result>") == 1 and ids[before:].count(tokenizer.eos_token_id) == 1
 
 
+@pytest.mark.parametrize("name", ["ToolSFTDataset", "FullBatchSFTDataset"])
+def test_fewer_rows_than_a_batch_are_refused(tmp_path, name):
+    custom = {"path": "pkg://verl.utils.dataset.tool_sft_dataset", "name": name}
+    options = {"custom_cls": custom, "train_batch_size": 3}
+    assert len(dataset_of(tmp_path, [MESSAGES] * 3, make_tokenizer(), **options)) == 3
+    with pytest.raises(ValueError, match="rows.parquet.* has 2 rows, expected at least data.train_batch_size=3"):
+        dataset_of(tmp_path, [MESSAGES] * 2, make_tokenizer(), **options)
+
+
 def test_rows_that_are_too_long_are_cut_or_named(tmp_path):
     tokenizer = make_tokenizer()
     whole = dataset_of(tmp_path, [MESSAGES], tokenizer)[0]

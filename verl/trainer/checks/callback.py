@@ -17,6 +17,7 @@ from verl.trainer.checks.parts import check_environment, part_warnings
 from verl.trainer.checks.preflight import check_run
 from verl.trainer.checks.prompts import turn_end_warning
 from verl.trainer.checks.resources.cluster import (
+    carry_environment,
     check_own_machine,
     check_ray_resources,
     joins_running_cluster,
@@ -32,7 +33,13 @@ from verl.utils.fault_reports import RunError
 
 REFUSED = 2  # exit code
 # before a run starts, after the checks that a dry run makes
-STARTS: tuple[Callable[[DictConfig], None], ...] = (check_own_machine, lock_run_dir, check_environment, prepare_run_dir)
+STARTS: tuple[Callable[[DictConfig], None], ...] = (
+    check_own_machine,
+    lock_run_dir,
+    check_environment,
+    prepare_run_dir,
+    carry_environment,
+)
 
 
 class Preflight(Callback):

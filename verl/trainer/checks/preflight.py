@@ -1,6 +1,5 @@
 """Runs all checks of a run before Ray starts; each raises a ValueError for the first problem that it sees."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +59,7 @@ def check_model(config: DictConfig) -> None:
 
 
 def check_model_path(key: str, path: str) -> None:
-    """Check that a local folder holds a config.json and weights, and that another path looks like a name on the hub.
+    """Check that a local folder holds a config.json, and that another path looks like a name on the hub.
 
     With HF_HUB_OFFLINE such a model must be in the hub's cache; otherwise the download checks the name.
     """
@@ -68,23 +67,11 @@ def check_model_path(key: str, path: str) -> None:
     if folder.is_dir():
         if not (folder / "config.json").exists():
             raise ValueError(f"{key}={path} is a folder without config.json, so no Hugging Face model")
-        if missing := _missing_weights(folder):
-            raise ValueError(f"{key}={path} has no weights: {missing} is missing")
         return
     looks_like_a_hub_name = path.count("/") <= 1 and not path.startswith((".", "~", "/", "outputs"))
     offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
     if "://" not in path and (not looks_like_a_hub_name or (offline and model_json(path) is None)):
         raise ValueError(f"{key}={path} does not exist")
-
-
-def _missing_weights(folder: Path) -> str:
-    """Return the first file with weights that a folder lacks; empty if one of its sets of files is complete."""
-    names = [set(json.loads(file.read_text()).get("weight_map", {}).values()) for file in folder.glob("*.index.json")]
-    patterns = ("model.safetensors", "pytorch_model.bin") if names else ("*.safetensors", "*.bin", "*.pt")
-    if any(next(folder.glob(pattern), None) for pattern in patterns):
-        return ""
-    missing = (min((name for name in each if not (folder / name).exists()), default="") for each in names)
-    return min(missing, default="model.safetensors")
 
 
 def check_engines(config: DictConfig) -> None:

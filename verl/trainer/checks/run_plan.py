@@ -1,10 +1,12 @@
 """Describes a run in a few lines; with DRY_RUN=1 a run script prints them and starts nothing."""
 
+import pyarrow.parquet as pq
 from omegaconf import DictConfig
 
 from verl.trainer.checks.model.lora import describe_lora
 from verl.trainer.checks.resources.disk import describe_disk
 from verl.trainer.checks.resources.memory_plan import describe_memory
+from verl.trainer.checks.rows import data_files
 from verl.trainer.checks.run_dir import describe_start
 from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import describe_sampler
@@ -23,6 +25,20 @@ def describe_schedule(config: DictConfig) -> str:
     )
 
 
+def describe_steps(config: DictConfig) -> str:
+    """Return the number of steps and the key that decides it; `trainer.total_epochs` does if no steps are set."""
+    if steps := config.trainer.total_training_steps:
+        return f"{steps} steps (trainer.total_training_steps, not trainer.total_epochs)"
+    files, all_are_here = data_files(config, "train_files")
+    epochs, most = config.trainer.total_epochs, config.data.get("train_max_samples", -1)
+    if not all_are_here:
+        return f"{epochs} epochs (trainer.total_epochs)"
+    rows = sum(pq.read_metadata(file).num_rows for file in files)
+    batches = (min(rows, most) if most > 0 else rows) // config.data.train_batch_size
+    filtered = "at most " * bool(config.data.get("filter_overlong_prompts"))
+    return f"{filtered}{epochs * batches} steps (trainer.total_epochs={epochs} of {filtered}{batches} batches)"
+
+
 def describe_plan(config: DictConfig) -> str:
     """Return a text about a run's model, workers, batch sizes, tokens and, on GPUs, memory, from its config."""
     data, trainer = config.data, config.trainer
@@ -32,7 +48,6 @@ def describe_plan(config: DictConfig) -> str:
     responses = data.train_batch_size * rollout.n
     longest = data.max_prompt_length + data.max_response_length
     mini_batches = data.train_batch_size // actor.ppo_mini_batch_size
-    steps = trainer.total_training_steps or f"{trainer.total_epochs} epochs"
     tree, environment = parts_of(rollout)
     servers = (
         f"{own} {trainer.device} of the rollout's own, {own // replica} replica(s) of {replica}"
@@ -54,7 +69,8 @@ def describe_plan(config: DictConfig) -> str:
         f"{mini_batches * actor.ppo_epochs} update(s) of {actor.ppo_mini_batch_size * rollout.n} responses",
         "tokens": f"at most {longest} a sequence ({data.max_prompt_length} + {data.max_response_length}), "
         f"{responses * longest:,} a step, {actor.ppo_max_token_len_per_gpu} a micro-batch and worker",
-        "training": f"{steps}, validation every {trainer.test_freq} steps, checkpoint every {trainer.save_freq}",
+        "training": f"{describe_steps(config)}, validation every {trainer.test_freq} steps, "
+        f"checkpoint every {trainer.save_freq}",
         "files": f"train {data.train_files}, validation {data.val_files}",
         "results": trainer.default_local_dir,
         "disk": describe_disk(config),

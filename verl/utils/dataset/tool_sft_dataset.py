@@ -176,7 +176,19 @@ def encoder_of(
     return ChatEncoder(tokenizer, tool_tags, chat_template_kwargs, model_type, functions)
 
 
-class ToolSFTDataset(MultiTurnSFTDataset):
+class FullBatchSFTDataset(MultiTurnSFTDataset):
+    """verl's multi-turn dataset with at least the rows of a batch.
+
+    Upstream's trainer drops an incomplete batch: without a full one, validation gives NaN, and training divides by 0.
+    """
+
+    def __init__(self, parquet_files, tokenizer, config, processor=None, max_samples: int = -1):
+        super().__init__(parquet_files, tokenizer, config, processor, max_samples)
+        if len(self) < (batch := config.get("train_batch_size", 1)):
+            raise ValueError(f"{parquet_files} has {len(self)} rows, expected at least data.train_batch_size={batch}")
+
+
+class ToolSFTDataset(FullBatchSFTDataset):
     """verl's multi-turn dataset with each row encoded by `DemonstrationEncoder`, or `ChatEncoder`.
 
     It reads these keys of `data`: `messages_key`, `max_length` (tokens), `truncation` (`error` or `right`, which cuts),

@@ -1,5 +1,7 @@
 """The size of the buckets of weights: what is chosen, what is refused, and what a real model sends."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -110,8 +112,11 @@ def test_shared_memory_that_is_too_small_is_refused(model, tmp_path, monkeypatch
         usage = weight_bucket.shutil._ntuple_diskusage(0, 0, int(free * 2**20))
         monkeypatch.setattr(weight_bucket.shutil, "disk_usage", lambda _, usage=usage: usage)
         if refused:
-            with pytest.raises(ValueError, match="MB free, and the weights need 61 MB there"):
+            with pytest.raises(ValueError, match="MB free, and the weights .* need 61 MB there"):
                 check_shared_memory(config, str(tmp_path))
         else:
             check_shared_memory(config, str(tmp_path))
+        check_shared_memory(run_config(path, "gpu", 2048, trainer__n_gpus_per_node=1), str(tmp_path))
+    monkeypatch.setattr(weight_bucket.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**26))  # as in Docker
+    with pytest.raises(ValueError, match=r"has 64 MB free, and 8 GPUs \(NCCL\) need 512 MB there: .* --shm-size=1g"):
         check_shared_memory(run_config(path, "gpu", 2048), str(tmp_path))

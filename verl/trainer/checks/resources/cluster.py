@@ -1,8 +1,12 @@
 """Checks that Ray, the machine and the config agree about nodes, GPUs and CPUs."""
 
 import os
+import shutil
+import sysconfig
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+from ray._private.utils import get_num_cpus
 
 from verl.trainer.checks.resources.weight_bucket import check_shared_memory
 from verl.workers.config.schedule import rollout_workers
@@ -10,6 +14,8 @@ from verl.workers.config.schedule import rollout_workers
 # CPUs that upstream's ResourcePoolManager reserves beside each worker's GPU (`max_colocate_count`), and beside
 # the GPU of a server that shares its GPU with no worker.
 CPUS_PER_WORKER, CPUS_PER_SERVER = 3, 2
+# Variables of the user's command that the processes of a running cluster get: these, and NCCL's settings.
+CARRIED = ("HF_TOKEN", "WANDB_API_KEY", "BRIGHTDATA_API_KEY", "BRIGHTDATA_ZONE")
 
 
 def config_asks_for_cpu(config: DictConfig) -> bool:
@@ -32,25 +38,20 @@ def joins_running_cluster(config: DictConfig) -> bool:
 
 
 def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
-    """Check that a Ray cluster that this run starts has enough CPUs and GPUs; a running cluster is watched instead.
+    """Check that a Ray cluster that this run starts has enough CPUs; a running cluster is watched instead.
 
     In a dry run (`starting` is false), which may be on another machine, only the config's numbers count.
     """
     if joins_running_cluster(config):
         return
-    ray_init = config.ray_kwargs.get("ray_init", {})
-    cpus, needed = ray_init.get("num_cpus"), needed_ray_cpus(config)
+    cpus, needed = config.ray_kwargs.get("ray_init", {}).get("num_cpus"), needed_ray_cpus(config)
     if cpus is None and starting and config.trainer.nnodes == 1:
-        cpus = os.cpu_count()
+        cpus = get_num_cpus()  # as Ray counts: a container's limit, where it has one
     if cpus is not None and cpus < needed:
         raise ValueError(
             f"ray_kwargs.ray_init.num_cpus={cpus}, but this run holds {needed} of Ray's logical CPUs and would wait "
             f"forever: set at least {needed}, or lower transfer_queue.backend.SimpleStorage.num_data_storage_units"
         )
-    gpus, workers, own = ray_init.get("num_gpus"), config.trainer.n_gpus_per_node, rollout_workers(config)
-    if gpus is not None and gpus < workers + own:
-        servers = f" + {own} of actor_rollout_ref.rollout" if own else ""
-        raise ValueError(f"ray_kwargs.ray_init.num_gpus={gpus} is less than trainer.n_gpus_per_node={workers}{servers}")
 
 
 def check_own_machine(config: DictConfig) -> None:
@@ -70,3 +71,28 @@ def check_own_machine(config: DictConfig) -> None:
             f"trainer.n_gpus_per_node={gpus}, and torch sees {torch.cuda.device_count()} GPUs here: set N_GPUS_PER_NODE"
         )
     check_shared_memory(config)
+    if config.trainer.device == "cuda":
+        check_compiler()
+
+
+def check_compiler() -> None:
+    """Check that Triton finds a C compiler and Python's headers, with which it builds a module at its first kernel."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        raise ValueError("Triton needs a C compiler, and there is no gcc or clang: apt-get install gcc, or set CC")
+    if not (header := Path(sysconfig.get_path("include"), "Python.h")).exists():
+        raise ValueError(f"Triton needs Python's headers, and {header} does not exist: apt-get install python3-dev")
+
+
+def carry_environment(config: DictConfig) -> None:
+    """Let `ray.init` give a running cluster's processes the variables in `CARRIED`, and NCCL's.
+
+    They are secrets in part, so that they pass by Ray's hook. The config would be printed and logged.
+    """
+    if joins_running_cluster(config):
+        os.environ.setdefault("RAY_RUNTIME_ENV_HOOK", f"{__name__}.{with_carried.__name__}")
+
+
+def with_carried(runtime_env: dict | None) -> dict:
+    """Return a Ray runtime environment with the variables of this process to carry; those already there win."""
+    carried = {name: value for name, value in os.environ.items() if name in CARRIED or name.startswith("NCCL_")}
+    return {**(runtime_env or {}), "env_vars": carried | ((runtime_env or {}).get("env_vars") or {})}

@@ -21,6 +21,9 @@ KEY = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
 UPSTREAM_MEGABYTES = 2048
 # A larger bucket would only take memory on CPUs: to copy this one takes far longer than the message about it.
 MOST_ON_CPU = 256
+# On GPUs the room for the shared memory of a GPU's processes: NCCL takes about 10 MB for each pair of processes and
+# direction. A Docker container has 64 MB in all, unless it is told otherwise.
+MEGABYTES_PER_GPU = 64
 # Suffixes of the names of a model's output and input embeddings.
 HEAD, EMBEDDINGS = "lm_head.weight", ("embed_tokens.weight", "wte.weight")
 
@@ -71,17 +74,21 @@ def check_weight_bucket(config: DictConfig) -> None:
 
 
 def check_shared_memory(config: DictConfig, folder: str = "/dev/shm") -> None:
-    """Check that this machine's shared memory has room for each worker's bucket; only CPUs send weights through it.
+    """Check that this machine's shared memory has room for each worker's bucket on CPUs, and for NCCL on several GPUs.
 
     A process that writes beyond the room is killed by SIGBUS, without a message.
     """
-    if config.trainer.device != "cpu" or (weights := sent_weights(config)) is None or not Path(folder).exists():
-        return
-    megabytes = math.ceil(min(weights.total, OmegaConf.select(config, KEY)) * config.trainer.n_gpus_per_node)
-    if (free := shutil.disk_usage(folder).free / 2**20) < megabytes:
+    workers = config.trainer.n_gpus_per_node
+    if config.trainer.device == "cpu":
+        weights = sent_weights(config)
+        megabytes = math.ceil(min(weights.total, OmegaConf.select(config, KEY)) * workers) if weights else 0
+        use = f"the weights ({KEY})"
+    else:
+        megabytes, use = MEGABYTES_PER_GPU * workers * (workers > 1), f"{workers} GPUs (NCCL)"
+    if Path(folder).exists() and (free := shutil.disk_usage(folder).free / 2**20) < megabytes:
         raise ValueError(
-            f"{folder} has {free:.0f} MB free, and the weights need {megabytes} MB there ({KEY}): remove old files "
-            "there, or make it larger, as by docker run --shm-size=1g"
+            f"{folder} has {free:.0f} MB free, and {use} need {megabytes} MB there: remove old files there, or make it "
+            "larger, as by docker run --shm-size=1g"
         )
 
 

@@ -13,7 +13,9 @@ why there are none:
 import asyncio
 import logging
 import os
+import random
 import sqlite3
+import time
 from abc import abstractmethod
 from dataclasses import InitVar, dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ from verl.workers.rollout.tools.plain_text import neutral, one_line
 from verl.workers.rollout.tools.search.cache import SearchCache
 from verl.workers.rollout.tools.search.node_files import node_folder
 
+FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # most seconds between requests to a busy server, doubling
 MOST_QUERY_CHARACTERS = 1000
 MOST_TITLE_CHARACTERS = 200
 NOTHING_FOUND = "No results found."
@@ -73,7 +76,8 @@ class SearchTool(BaseTool):
     Args:
         max_results: number of passages per search, at most 100.
         result_length: largest number of characters of a passage's text.
-        request_timeout: time limit of one request, in seconds; the caller's time limit applies too.
+        request_timeout: time limit of one request, in seconds; the caller's time limit applies too. A search server
+            lets a request wait for about 10 s (scripts/search_server.py, --longest-wait).
         cache_file: file of the cache (cache.py) on a local disk, not on a network file system; "node_local" for a
             private folder in the node's temporary directory, shared by the user's runs on the node; None for no cache.
             The key is query, settings, and the corpus's path or server's address (use a new file if the content there
@@ -91,7 +95,7 @@ class SearchTool(BaseTool):
 
     max_results: int = 3
     result_length: int = 1000
-    request_timeout: float = 10
+    request_timeout: float = 30
     cache_file: str | Path | None = None
     cache_size_mb: float = 512
     async_cache_write: bool = False
@@ -126,6 +130,7 @@ class SearchTool(BaseTool):
 
     async def _search(self, query: str, timeout: float) -> list[Passage]:
         """Return the passages that the server finds; raise ToolError if the search fails."""
+        timeout = min(timeout, self.request_timeout)
         reply = await post_json(self._client, self._url, self._payload(query), timeout=timeout, server=self._server)
         try:
             return self._passages(reply)
@@ -143,7 +148,7 @@ class SearchTool(BaseTool):
         key = f"{query}\n{self._settings} {self.max_results} {self.result_length}"
         if self._cache and (text := await self._cached(self._cache.get, key)):
             return ToolOutput(neutral(text), cached=True)
-        passages = await self._search(query, min(timeout, self.request_timeout))
+        passages = await self._search(query, timeout)
         text = passages_text(passages[: self.max_results], self.result_length)
         if self._cache and passages:
             await self._cached(self._cache.put, key, text)
@@ -212,9 +217,21 @@ class LocalSearchTool(SearchTool):
 
     async def _search(self, query: str, timeout: float) -> list[Passage]:
         if self._index is None:
-            return await super()._search(query, timeout)
+            return await self._search_on_server(query, time.monotonic() + timeout)
         ranked = await asyncio.to_thread(self._index.search, query, self.max_results)
         return [Passage(document.title, document.text) for document, _ in ranked]
+
+    async def _search_on_server(self, query: str, end: float) -> list[Passage]:
+        """Search on the server, which is asked again until the time `end` while it is busy (status 503)."""
+        wait = FIRST_WAIT
+        while True:
+            try:
+                return await super()._search(query, end - time.monotonic())
+            except ToolError as error:
+                if error.kind != "http_503" or time.monotonic() + wait > end:
+                    raise
+            await asyncio.sleep(wait * random.uniform(0.5, 1))
+            wait = min(2 * wait, LONGEST_WAIT)
 
     def _payload(self, query: str) -> dict:
         return {"queries": [query], "topk": self.max_results, "return_scores": True}
@@ -244,7 +261,6 @@ class BingSearchTool(SearchTool):
     zone: str | None = None
     max_results: int = 10
     location: str = "cn"
-    request_timeout: float = 30
     endpoint: str = "https://api.brightdata.com/request"
 
     _server = "The web search"
