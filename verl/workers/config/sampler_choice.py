@@ -8,16 +8,33 @@ choice here cannot go unnoticed: the server refuses the requests (`vllm_patches/
 import ast
 import importlib.util
 import os
-from collections.abc import Collection
+from importlib.metadata import entry_points
 from pathlib import Path
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from verl.workers.config.keys import ROLLOUT
 from vllm_patches.tempered_requests import PROCESSOR
 
-PROCESSORS = f"{ROLLOUT}.engine_kwargs.vllm.logits_processors"
+ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
+PROCESSORS = f"{ENGINE}.logits_processors"
 SEEDS = f"{ROLLOUT}.custom.request_seeds"
+RUNNER = f"{ROLLOUT}.custom.vllm_runner"
+FORCED = "VLLM_USE_V2_MODEL_RUNNER"
+# Options of vLLM, and the values with which it does not use its V2 runner.
+V1_OPTIONS: dict[str, tuple] = {
+    "compilation_config.mode": (1, "STOCK_TORCH_COMPILE"),
+    "enable_elastic_ep": (True,),
+    "speculative_config.method": ("ngram", "ngram_gpu", "draft_model", "suffix", "medusa", "mlp_speculator"),
+}
+# The same for one of the two versions: 0.24, which has a list of architectures, and 0.30.
+V1_OPTIONS_0_24 = {
+    **dict.fromkeys(("enable_dbo", "enable_prompt_embeds", "kv_sharing_fast_prefill"), (True,)),
+    "enable_return_routed_experts": (True,),
+    "logprobs_mode": ("raw_logits", "processed_logits"),
+}
+V1_OPTIONS_0_30 = {"mamba_cache_mode": ("all",)}
 # name in vLLM 0.24's config/vllm.py; 0.30 uses the V2 runner for every architecture and has no such name
 LISTED = "DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES"
 
@@ -45,31 +62,55 @@ def installed_vllm() -> Path | None:
     return Path(package.submodule_search_locations[0]) if package and package.submodule_search_locations else None
 
 
-def takes_v2_runner(architectures: Collection[str]) -> bool:
-    """Return whether the installed vLLM uses its V2 runner for a model on GPUs if no logits processor is named.
+def needs_architectures(config: DictConfig) -> bool:
+    """Return whether the model runner depends on the model's architectures: on GPUs, if the installed vLLM has a list
+    of them and no environment variable decides."""
+    vllm = installed_vllm() if config.trainer.device == "cuda" and FORCED not in os.environ else None
+    return vllm is not None and listed_architectures(vllm) is not None
 
-    The environment variable VLLM_USE_V2_MODEL_RUNNER decides if it is set. The result is False without vLLM.
+
+def takes_v2_runner(config: DictConfig, model: dict | None) -> bool:
+    """Return whether the installed vLLM uses its V2 runner for the run's engines.
+
+    The environment variable VLLM_USE_V2_MODEL_RUNNER decides if it is set. The result is False on CPUs and without
+    vLLM. A machine without a GPU may lack Triton, which vLLM's V2 runner needs, because only the workers have it.
     """
-    if (forced := os.environ.get("VLLM_USE_V2_MODEL_RUNNER")) is not None:
+    if config.trainer.device != "cuda":
+        return False
+    if (forced := os.environ.get(FORCED)) is not None:
         return forced != "0"
-    if (vllm := installed_vllm()) is None:
+    if (vllm := installed_vllm()) is None or (torch.cuda.is_available() and not importlib.util.find_spec("triton")):
         return False
     listed = listed_architectures(vllm)
-    return listed is None or not listed.isdisjoint(architectures)
+    named = OmegaConf.select(config, f"{ENGINE}.hf_overrides.architectures") or (model or {}).get("architectures") or ()
+    if listed is not None and listed.isdisjoint(named):
+        return False
+    return not _has_v1_feature(config.actor_rollout_ref.rollout, V1_OPTIONS_0_30 if listed is None else V1_OPTIONS_0_24)
+
+
+def _has_v1_feature(rollout: DictConfig, of_version: dict[str, tuple]) -> bool:
+    """Return whether an engine has a logits processor or an option, of all versions' or of this one's, for which vLLM
+    does not use its V2 runner."""
+    own = OmegaConf.select(rollout, "engine_kwargs.vllm") or OmegaConf.create()
+    keys = {"logprobs_mode": rollout.get("logprobs_mode")}
+    keys["enable_return_routed_experts"] = rollout.get("enable_rollout_routing_replay")
+    named = own.get("logits_processors") or entry_points(group="vllm.logits_processors")
+    options = OmegaConf.merge(keys, own)
+    return bool(named) or any(OmegaConf.select(options, key) in of for key, of in (V1_OPTIONS | of_version).items())
 
 
 def choose_sampler(config: DictConfig, model: dict | None) -> None:
-    """Name the logits processor in the engine's config if the run samples at an adaptive temperature on the V1 runner.
+    """Record the model runner of a run that samples at an adaptive temperature, and name the logits processor in the
+    engine's config if it is V1.
 
     `model` is the content of the model's config.json; None if that is not on this machine.
     """
     if not config.actor_rollout_ref.rollout.get("adaptive_temperature"):
         return
+    v2 = takes_v2_runner(config, model)
+    OmegaConf.update(config, RUNNER, "V2" if v2 else "V1", force_add=True)
     processors = list(OmegaConf.select(config, PROCESSORS) or [])
-    on_gpus = config.trainer.device == "cuda"
-    if not processors and on_gpus and takes_v2_runner((model or {}).get("architectures") or ()):
-        return
-    if PROCESSOR not in processors:
+    if not v2 and PROCESSOR not in processors:
         OmegaConf.update(config, PROCESSORS, [*processors, PROCESSOR], force_add=True)
 
 
@@ -77,15 +118,12 @@ def choose_seeds(config: DictConfig, model: dict | None) -> None:
     """Set `rollout.custom.request_seeds` (whether each request to vLLM has its own seed) unless the user has set it.
 
     It is set to true on CPUs, with `rollout.full_determinism`, and on vLLM's V2 runner, where seeds cost nothing. It is
-    false on the V1 runner, which launches one kernel per seeded request and step, up to 1,024. Seeds make a run on CPUs
+    false on the V1 runner, which launches one kernel per seeded request and step, up to 512. Seeds make a run on CPUs
     reproducible, but not one on GPUs, where a request's logits depend on its batch. Call `choose_sampler` first.
     """
-    if OmegaConf.select(config, SEEDS) is not None:
-        return
-    seeds = config.trainer.device != "cuda" or bool(config.actor_rollout_ref.rollout.get("full_determinism"))
-    if not seeds and not OmegaConf.select(config, PROCESSORS):
-        seeds = takes_v2_runner((model or {}).get("architectures") or ())
-    OmegaConf.update(config, SEEDS, seeds, force_add=True)
+    if OmegaConf.select(config, SEEDS) is None:
+        seeds = config.trainer.device != "cuda" or bool(config.actor_rollout_ref.rollout.get("full_determinism"))
+        OmegaConf.update(config, SEEDS, seeds or takes_v2_runner(config, model), force_add=True)
 
 
 def describe_sampler(config: DictConfig) -> str:
@@ -97,5 +135,6 @@ def describe_sampler(config: DictConfig) -> str:
     seeds = ", a seed for each request" if OmegaConf.select(config, SEEDS) else ", no seeds"
     if not rollout.get("adaptive_temperature"):
         return f"temperature {rollout.temperature}{seeds}"
-    way = "V1 runner, by a logits processor" if OmegaConf.select(config, PROCESSORS) else "V2 runner, by its sampler"
+    runner = OmegaConf.select(config, RUNNER)
+    way = f"{runner} runner, by {'its sampler' if runner == 'V2' else 'a logits processor'}"
     return f"adaptive temperature (tau {rollout.temperature_tau}) on vLLM's {way}{seeds}"
