@@ -21,6 +21,7 @@ from verl.workers.config.sampler_choice import (
     V1_OPTIONS,
     V1_OPTIONS_0_24,
     V1_OPTIONS_0_30,
+    bound_scores,
     choose_sampler,
     describe_sampler,
     listed_architectures,
@@ -122,6 +123,15 @@ def test_the_config_of_a_hub_model_is_fetched_before_the_choice(install, monkeyp
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     settle_sampler(config)
     assert config.ray_kwargs.ray_init.runtime_env.env_vars.VLLM_USE_V2_MODEL_RUNNER == "1"
+
+
+def test_the_v1_runner_scores_few_tokens_at_once(install):
+    install(WITH_LIST)
+    for model, bound in ((QWEN, 1024), (LLAMA, None)):
+        for credit, expected in (("credit=igpo", bound), ("credit=grpo", None)):
+            config = composed("explore", "hardware=gpu", credit, "actor_rollout_ref.rollout.max_model_len=4096")
+            bound_scores(config, model)
+            assert OmegaConf.select(config, f"{ENGINE}.long_prefill_token_threshold") == expected
 
 
 def test_a_run_resumes_with_the_runner_that_it_began_with(install, tmp_path):

@@ -12,7 +12,7 @@ from verl.trainer.checks.values import check_values
 from verl.utils.moved import present_name
 from verl.utils.parts import loss_of_switch, tree_of_rollout_mode, tree_of_rollout_name
 from verl.workers.config.explore import parts_of
-from verl.workers.config.sampler_choice import FORCED, choose_sampler, choose_seeds, needs_architectures
+from verl.workers.config.sampler_choice import FORCED, bound_scores, choose_sampler, choose_seeds, needs_architectures
 from verl.workers.config.schedule import settle_schedule
 
 REQUIRED_KEYS = ("trainer.experiment_name", "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.name")
@@ -110,7 +110,8 @@ def _absolute(path):
 
 
 def settle_sampler(config: DictConfig) -> None:
-    """Choose how vLLM samples at an adaptive temperature, and whether each request has its own seed.
+    """Choose how vLLM samples at an adaptive temperature, whether requests have seeds, and how many tokens it scores at
+    once.
 
     Raises:
         ValueError: the first depends on the model's config.json, which is not here and cannot be downloaded.
@@ -128,6 +129,7 @@ def settle_sampler(config: DictConfig) -> None:
         OmegaConf.update(config, f"ray_kwargs.ray_init.runtime_env.env_vars.{FORCED}", forced, force_add=True)
     choose_sampler(config, model)
     choose_seeds(config, model)
+    bound_scores(config, model)
 
 
 STEPS: tuple[Callable[[DictConfig], None], ...] = (

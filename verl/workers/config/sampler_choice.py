@@ -14,7 +14,9 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from verl.workers.config.explore import needs_answers
 from verl.workers.config.keys import ROLLOUT
+from verl.workers.rollout.engines.interface import MAX_SCORED_TOKENS
 from vllm_patches.tempered_requests import PROCESSOR
 
 ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
@@ -124,6 +126,15 @@ def choose_seeds(config: DictConfig, model: dict | None) -> None:
     if OmegaConf.select(config, SEEDS) is None:
         seeds = config.trainer.device != "cuda" or bool(config.actor_rollout_ref.rollout.get("full_determinism"))
         OmegaConf.update(config, SEEDS, seeds or takes_v2_runner(config, model), force_add=True)
+
+
+def bound_scores(config: DictConfig, model: dict | None) -> None:
+    """Let the V1 runner score at most `MAX_SCORED_TOKENS` tokens of a request at once, unless the user has set vLLM's
+    `long_prefill_token_threshold`; the V2 runner has a bound of its own."""
+    key = f"{ENGINE}.long_prefill_token_threshold"
+    if needs_answers(config) and OmegaConf.select(config, key) is None and not takes_v2_runner(config, model):
+        most = min(MAX_SCORED_TOKENS, config.actor_rollout_ref.rollout.max_model_len)
+        OmegaConf.update(config, key, most, force_add=True)
 
 
 def describe_sampler(config: DictConfig) -> str:
