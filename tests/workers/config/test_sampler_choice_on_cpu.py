@@ -172,7 +172,12 @@ class Engine:
 
 
 OPTIONS = {**V1_OPTIONS, **V1_OPTIONS_0_24, **V1_OPTIONS_0_30}
-CASES = [{}, {"logits_processors": ["mine"]}, *({key: value} for key, of in OPTIONS.items() for value in of)]
+CASES = [
+    {},
+    {"logits_processors": ["mine"]},
+    {"speculative_config.method": "eagle"},
+    *({key: value} for key, of in OPTIONS.items() for value in of),
+]
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)

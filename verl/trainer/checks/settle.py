@@ -12,7 +12,7 @@ from verl.trainer.checks.values import check_values
 from verl.utils.moved import present_name
 from verl.utils.parts import loss_of_switch, tree_of_rollout_mode, tree_of_rollout_name
 from verl.workers.config.explore import parts_of
-from verl.workers.config.sampler_choice import FORCED, bound_scores, choose_sampler, choose_seeds, needs_architectures
+from verl.workers.config.sampler_choice import FORCED, bound_scores, choose_sampler, choose_seeds, takes_v2_runner
 from verl.workers.config.schedule import settle_schedule
 
 REQUIRED_KEYS = ("trainer.experiment_name", "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.name")
@@ -110,21 +110,19 @@ def _absolute(path):
 
 
 def settle_sampler(config: DictConfig) -> None:
-    """Choose how vLLM samples at an adaptive temperature, whether requests have seeds, and how many tokens it scores at
-    once.
+    """Choose how vLLM samples at an adaptive temperature, whether requests have seeds, and how much it scores at once.
 
-    Raises:
-        ValueError: the first depends on the model's config.json, which is not here and cannot be downloaded.
+    A ValueError says that the first depends on the model's config.json, which cannot be downloaded.
     """
     path = config.actor_rollout_ref.model.path
-    depends = needs_architectures(config)
-    model = fetch_model_json(path) if depends else model_json(path)
-    if depends and model is None and config.actor_rollout_ref.rollout.get("adaptive_temperature"):
-        raise ValueError(
-            f"actor_rollout_ref.model.path={path}: its config.json cannot be downloaded, and how vLLM samples at "
-            f"actor_rollout_ref.rollout.adaptive_temperature depends on its architectures: bring the model to this "
-            f"machine, or export {FORCED}=0 or 1"
-        )
+    model = model_json(path)
+    if takes_v2_runner(config, model) is None:
+        model = fetch_model_json(path)
+        if model is None and config.actor_rollout_ref.rollout.get("adaptive_temperature"):
+            raise ValueError(
+                f"actor_rollout_ref.model.path={path}: its config.json cannot be downloaded, and rollout."
+                f"adaptive_temperature depends on it: bring it to this machine, or export {FORCED}=0 or 1"
+            )
     if forced := os.environ.get(FORCED):  # the servers of other nodes read it, too
         OmegaConf.update(config, f"ray_kwargs.ray_init.runtime_env.env_vars.{FORCED}", forced, force_add=True)
     choose_sampler(config, model)

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl.workers.config.explore import needs_answers
 from verl.workers.config.keys import ROLLOUT
-from verl.workers.rollout.engines.interface import MAX_SCORED_TOKENS
+from verl.workers.rollout.answer_likelihood import MAX_SCORED_TOKENS
 from vllm_patches.tempered_requests import PROCESSOR
 
 ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
@@ -24,18 +24,11 @@ PROCESSORS = f"{ENGINE}.logits_processors"
 SEEDS = f"{ROLLOUT}.custom.request_seeds"
 RUNNER = f"{ROLLOUT}.custom.vllm_runner"
 FORCED = "VLLM_USE_V2_MODEL_RUNNER"
-# Options of vLLM, and the values with which it does not use its V2 runner.
-V1_OPTIONS: dict[str, tuple] = {
-    "compilation_config.mode": (1, "STOCK_TORCH_COMPILE"),
-    "enable_elastic_ep": (True,),
-    "speculative_config.method": ("ngram", "ngram_gpu", "draft_model", "suffix", "medusa", "mlp_speculator"),
-}
-# The same for one of the two versions: 0.24, which has a list of architectures, and 0.30.
-V1_OPTIONS_0_24 = {
-    **dict.fromkeys(("enable_dbo", "enable_prompt_embeds", "kv_sharing_fast_prefill"), (True,)),
-    "enable_return_routed_experts": (True,),
-    "logprobs_mode": ("raw_logits", "processed_logits"),
-}
+# Options with values for which vLLM does not use its V2 runner: for any version, for 0.24 and for 0.30.
+DRAFTS = ("ngram", "ngram_gpu", "draft_model", "suffix", "medusa", "mlp_speculator")
+V1_OPTIONS = {"compilation_config.mode": (1,), "enable_elastic_ep": (True,), "speculative_config.method": DRAFTS}
+V1_FLAGS_0_24 = ("enable_dbo", "enable_prompt_embeds", "enable_return_routed_experts", "kv_sharing_fast_prefill")
+V1_OPTIONS_0_24 = dict.fromkeys(V1_FLAGS_0_24, (True,)) | {"logprobs_mode": ("raw_logits", "processed_logits")}
 V1_OPTIONS_0_30 = {"mamba_cache_mode": ("all",)}
 # name in vLLM 0.24's config/vllm.py; 0.30 uses the V2 runner for every architecture and has no such name
 LISTED = "DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES"
@@ -64,18 +57,12 @@ def installed_vllm() -> Path | None:
     return Path(package.submodule_search_locations[0]) if package and package.submodule_search_locations else None
 
 
-def needs_architectures(config: DictConfig) -> bool:
-    """Return whether the model runner depends on the model's architectures: on GPUs, if the installed vLLM has a list
-    of them and no environment variable decides."""
-    vllm = installed_vllm() if config.trainer.device == "cuda" and FORCED not in os.environ else None
-    return vllm is not None and listed_architectures(vllm) is not None
-
-
-def takes_v2_runner(config: DictConfig, model: dict | None) -> bool:
-    """Return whether the installed vLLM uses its V2 runner for the run's engines.
+def takes_v2_runner(config: DictConfig, model: dict | None) -> bool | None:
+    """Return whether the installed vLLM uses its V2 runner for the run's engines; None if that depends on the model's
+    architectures, and `model`, the content of its config.json, is None.
 
     The environment variable VLLM_USE_V2_MODEL_RUNNER decides if it is set. The result is False on CPUs and without
-    vLLM. A machine without a GPU may lack Triton, which vLLM's V2 runner needs, because only the workers have it.
+    vLLM. The V2 runner needs Triton, which a machine without a GPU may lack although the workers have it.
     """
     if config.trainer.device != "cuda":
         return False
@@ -83,30 +70,21 @@ def takes_v2_runner(config: DictConfig, model: dict | None) -> bool:
         return forced != "0"
     if (vllm := installed_vllm()) is None or (torch.cuda.is_available() and not importlib.util.find_spec("triton")):
         return False
-    listed = listed_architectures(vllm)
-    named = OmegaConf.select(config, f"{ENGINE}.hf_overrides.architectures") or (model or {}).get("architectures") or ()
-    if listed is not None and listed.isdisjoint(named):
+    listed, rollout = listed_architectures(vllm), config.actor_rollout_ref.rollout
+    own = {"logprobs_mode": rollout.get("logprobs_mode")}
+    own["enable_return_routed_experts"] = rollout.get("enable_rollout_routing_replay")
+    options = OmegaConf.merge(own, OmegaConf.select(config, ENGINE) or {})
+    refused = V1_OPTIONS | (V1_OPTIONS_0_30 if listed is None else V1_OPTIONS_0_24)
+    processors = options.get("logits_processors") or entry_points(group="vllm.logits_processors")
+    if processors or any(OmegaConf.select(options, key) in values for key, values in refused.items()):
         return False
-    return not _has_v1_feature(config.actor_rollout_ref.rollout, V1_OPTIONS_0_30 if listed is None else V1_OPTIONS_0_24)
-
-
-def _has_v1_feature(rollout: DictConfig, of_version: dict[str, tuple]) -> bool:
-    """Return whether an engine has a logits processor or an option, of all versions' or of this one's, for which vLLM
-    does not use its V2 runner."""
-    own = OmegaConf.select(rollout, "engine_kwargs.vllm") or OmegaConf.create()
-    keys = {"logprobs_mode": rollout.get("logprobs_mode")}
-    keys["enable_return_routed_experts"] = rollout.get("enable_rollout_routing_replay")
-    named = own.get("logits_processors") or entry_points(group="vllm.logits_processors")
-    options = OmegaConf.merge(keys, own)
-    return bool(named) or any(OmegaConf.select(options, key) in of for key, of in (V1_OPTIONS | of_version).items())
+    named = OmegaConf.select(options, "hf_overrides.architectures") or (model or {}).get("architectures")
+    return listed is None or (None if named is None else not listed.isdisjoint(named))
 
 
 def choose_sampler(config: DictConfig, model: dict | None) -> None:
-    """Record the model runner of a run that samples at an adaptive temperature, and name the logits processor in the
-    engine's config if it is V1.
-
-    `model` is the content of the model's config.json; None if that is not on this machine.
-    """
+    """Record the model runner of a run that samples at an adaptive temperature. If it is V1, name the logits processor
+    in the engine's config."""
     if not config.actor_rollout_ref.rollout.get("adaptive_temperature"):
         return
     v2 = takes_v2_runner(config, model)
@@ -125,7 +103,7 @@ def choose_seeds(config: DictConfig, model: dict | None) -> None:
     """
     if OmegaConf.select(config, SEEDS) is None:
         seeds = config.trainer.device != "cuda" or bool(config.actor_rollout_ref.rollout.get("full_determinism"))
-        OmegaConf.update(config, SEEDS, seeds or takes_v2_runner(config, model), force_add=True)
+        OmegaConf.update(config, SEEDS, seeds or bool(takes_v2_runner(config, model)), force_add=True)
 
 
 def bound_scores(config: DictConfig, model: dict | None) -> None:

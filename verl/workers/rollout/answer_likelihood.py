@@ -22,6 +22,9 @@ ScoreTokens = Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]]
 ANSWER_GAINS = TokenField(
     "answer_gains", "a credit of gains of the answer's likelihood", unsent=math.nan, on_demand=True
 )
+# Most tokens of a request in one step of an engine that scores (vLLM's `long_prefill_token_threshold`): its V1 runner
+# holds the logits and float32 log-probabilities of all of them at once, 0.9 GB for a vocabulary of 152,000.
+MAX_SCORED_TOKENS = 1024
 # default texts that close a thought and open an answer
 CLOSING = " The answer is "
 CLOSING_WITH_TOOLS = r"</think><answer>\boxed{"

@@ -47,12 +47,11 @@ def model_json(path: str) -> dict | None:
 
 
 def fetch_model_json(path: str) -> dict | None:
-    """Return `model_json` after downloading a hub model's config.json; None if that is not possible."""
+    """Download a hub model's config.json and return its content; None if that is not possible."""
     from huggingface_hub import hf_hub_download
 
-    if config_folder(path) is None:
-        with contextlib.suppress(OSError, ValueError):  # no network, no such model, or no name on the hub
-            hf_hub_download(path, "config.json")
+    with contextlib.suppress(OSError, ValueError):  # no network, no such model, or no name on the hub
+        hf_hub_download(path, "config.json")
     return model_json(path)
 
 

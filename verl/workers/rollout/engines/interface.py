@@ -7,9 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 TokenLogprob = tuple[int, float]  # token, log-probability
-# Most tokens of a request in one step of an engine that scores (vLLM's `long_prefill_token_threshold`): its V1 runner
-# holds the logits and float32 log-probabilities of all of them at once, 0.9 GB for a vocabulary of 152,000.
-MAX_SCORED_TOKENS = 1024
 
 
 @dataclass

@@ -2,13 +2,8 @@
 
 from pathlib import Path
 
-from verl.workers.rollout.engines.interface import (
-    MAX_SCORED_TOKENS,
-    Generation,
-    GenerationRequest,
-    RolloutEngine,
-    last_scores,
-)
+from verl.workers.rollout.answer_likelihood import MAX_SCORED_TOKENS
+from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine, last_scores
 from vllm_patches.top_logprobs_without_text import leave_out_text
 
 
