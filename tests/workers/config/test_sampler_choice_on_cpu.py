@@ -18,9 +18,6 @@ from verl.workers.config import sampler_choice
 from verl.workers.config.sampler_choice import (
     ENGINE,
     PROCESSORS,
-    V1_OPTIONS,
-    V1_OPTIONS_0_24,
-    V1_OPTIONS_0_30,
     bound_scores,
     choose_sampler,
     describe_sampler,
@@ -171,12 +168,12 @@ class Engine:
             setattr(self, f"{name}_config", section)
 
 
-OPTIONS = {**V1_OPTIONS, **V1_OPTIONS_0_24, **V1_OPTIONS_0_30}
-CASES = [
-    {},
-    {"logits_processors": ["mine"]},
-    {"speculative_config.method": "eagle"},
-    *({key: value} for key, of in OPTIONS.items() for value in of),
+FLAGS = ("enable_elastic_ep", "enable_dbo", "enable_prompt_embeds", "enable_return_routed_experts")
+CASES = [{}, {"logits_processors": ["mine"]}, {"compilation_config.mode": 1}, {"mamba_cache_mode": "all"}]
+CASES += [{flag: True} for flag in (*FLAGS, "kv_sharing_fast_prefill")]
+CASES += [{"logprobs_mode": mode} for mode in ("raw_logits", "processed_logits", "processed_logprobs")]
+CASES += [
+    {"speculative_config.method": of} for of in ("ngram", "ngram_gpu", "draft_model", "suffix", "medusa", "eagle")
 ]
 
 

@@ -110,10 +110,7 @@ def _absolute(path):
 
 
 def settle_sampler(config: DictConfig) -> None:
-    """Choose how vLLM samples at an adaptive temperature, whether requests have seeds, and how much it scores at once.
-
-    A ValueError says that the first depends on the model's config.json, which cannot be downloaded.
-    """
+    """Choose how vLLM samples at an adaptive temperature, whether requests have seeds, and how it scores."""
     path = config.actor_rollout_ref.model.path
     model = model_json(path)
     if takes_v2_runner(config, model) is None:
