@@ -70,6 +70,7 @@ def _register_trainers(_: ModuleType) -> None:
 WEIGHT_TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
 PATCHES = (
     ("verl.workers.rollout.vllm_rollout.vllm_async_server", "engine_deaths", "report_engine_deaths"),
+    ("verl.workers.rollout.vllm_rollout.vllm_async_server", "known_adapters", "remember_adapters"),
     (WEIGHT_TRANSFER, "weight_sockets", "keep_runs_apart"),
     # This must follow `keep_runs_apart`: it stores a socket's name before `keep_runs_apart` changes it.
     (WEIGHT_TRANSFER, "weight_answers", "watch_answers"),

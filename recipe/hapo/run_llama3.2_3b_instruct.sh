@@ -6,5 +6,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export CONFIG_DIR=recipe/hapo/config METHOD=hapo_math
 export MODEL_PATH=${MODEL_PATH:-meta-llama/Llama-3.2-3B-Instruct}
 export MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-4096} NNODES=${NNODES:-4}
-export TENSOR_PARALLEL=${TENSOR_PARALLEL:-2} SEQUENCE_PARALLEL=${SEQUENCE_PARALLEL:-2}
+export SEQUENCE_PARALLEL=${SEQUENCE_PARALLEL:-2}
 exec bash recipe/common/run_math.sh reward.reward_kwargs.overlong_buffer_cfg.enable=false "$@"

@@ -6,5 +6,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export CONFIG_DIR=recipe/hapo/config METHOD=hapo_math
 export MODEL_PATH=${MODEL_PATH:-Qwen/Qwen3-8B-Base}
 export MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-12288} NNODES=${NNODES:-8}
-export TENSOR_PARALLEL=${TENSOR_PARALLEL:-8} SEQUENCE_PARALLEL=${SEQUENCE_PARALLEL:-8}
+export SEQUENCE_PARALLEL=${SEQUENCE_PARALLEL:-8}
 exec bash recipe/common/run_math.sh "$@"

@@ -5,5 +5,5 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export CONFIG_DIR=recipe/hato/config METHOD=hato_math
 export MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-Math-7B}
-export MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-3072} TENSOR_PARALLEL=${TENSOR_PARALLEL:-2}
+export MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-3072}
 exec bash recipe/common/run_math.sh "$@"

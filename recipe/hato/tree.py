@@ -254,7 +254,8 @@ class Round:
             path = drawn.before
             for segment in drawn.segments:
                 path = path.then(segment)
-            return min(1.0, math.exp(await likelihood.log_prob(path.request(self.builder.tree.prompt_ids))))
+            log_prob = await likelihood.log_prob(path.request(self.builder.tree.prompt_ids))
+            return 0.0 if math.isnan(log_prob) else min(1.0, math.exp(log_prob))  # NaN: no room for the answer
         step = Step(
             problem=self.builder.tree.prompt_ids,
             before=list(drawn.before.tokens),

@@ -159,10 +159,20 @@ def test_the_hapo_scripts_have_the_papers_sizes(dry_runs):
         "512 prompts x 16 = 8192",
         "16 update(s) of 512",
         "at most 13312",
-        "8 rollout replica(s) of 8",
+        "64 rollout replica(s) of 1",
         "adaptive temperature (tau 0.05) on vLLM's V2 runner",
     ):
         assert part in plan, plan
+
+
+def test_a_rollout_engine_takes_the_fewest_gpus_for_its_model(dry_runs):
+    """Weights of 2 bytes a parameter fill at most a quarter of 80 GB: the rest is for the KV cache."""
+    plans = [run.result.stdout for run in dry_runs.values() if " cuda = " in run.result.stdout]
+    sizes = {plan: float(size[1]) for plan in plans if (size := re.search(r"model: .*?([\d.]+)B\b", plan))}
+    assert len(sizes) > 10
+    for plan, billions in sizes.items():
+        fewest = next(gpus for gpus in (1, 2, 4, 8) if 2 * billions / gpus <= 80 / 4)
+        assert f"rollout replica(s) of {fewest}\n" in plan, plan
 
 
 @pytest.mark.parametrize("script", ["hapo/run_qwen2.5_math_7b_lora", "latr/grpo-kt-math-7b-lora"])

@@ -5,7 +5,8 @@ It runs vLLM's own command line, config classes and CUDA platform.
     [PYTHONPATH=<another vLLM>] python tests/vllm_patches/model_runner.py < cases.json
 
 Standard input: a list of {"architecture", "model_type", "arguments": of `vllm serve`}. Standard output's last line: for
-each {"v2": whether it is the V2 runner, "asynchronous": whether scheduling is}. vLLM's warnings stand before it.
+each {"v2": whether it is the V2 runner, "asynchronous": whether scheduling is, "fits_a_graph": whether a CUDA graph is
+captured for `max_num_seqs` sequences}. vLLM's warnings stand before it.
 
 Stand-ins: native modules are empty, Triton is said to be there, the device to be an H100, and a small class stands for
 the model's, whose import needs CUDA kernels.
@@ -94,7 +95,8 @@ def main() -> None:
         with TemporaryDirectory() as folder:
             config = config_of(case, Path(folder))
         asynchronous = config.scheduler_config.async_scheduling
-        results.append({"v2": config.use_v2_model_runner, "asynchronous": asynchronous})
+        fits = config.scheduler_config.max_num_seqs <= config.compilation_config.max_cudagraph_capture_size
+        results.append({"v2": config.use_v2_model_runner, "asynchronous": asynchronous, "fits_a_graph": fits})
     print(json.dumps(results))
 
 

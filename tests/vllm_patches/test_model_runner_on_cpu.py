@@ -108,7 +108,7 @@ def test_the_runner_of_every_recipe(answers):
         (recipe, model_type): model_type in answers.listed for recipe, model_type in answers.runners
     }
     # both runners prepare a step while the GPU computes the one before
-    assert all(choice["asynchronous"] for choice in answers.runners.values())
+    assert all(choice["asynchronous"] and choice["fits_a_graph"] for choice in answers.runners.values())
 
 
 def test_hapo_names_its_logits_processor_for_the_v1_runner_only(answers):

@@ -1,14 +1,16 @@
 """Trees grown on a real, tiny model: bounds, seeds, and log-probs that are the model's own."""
 
 import asyncio
+import math
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from recipe.hato.keys import ExplorationConfig, HATOConfig, TreeConfig, UncertaintyConfig
+from recipe.hato.keys import ANSWER_LIKELIHOOD, ExplorationConfig, HATOConfig, TreeConfig, UncertaintyConfig
 from recipe.hato.local_reward import heuristic
 from recipe.hato.records import NodeBudget, SearchState
 from recipe.hato.step_features import FEATURES
@@ -16,6 +18,7 @@ from recipe.hato.tree import Policy
 from recipe.hato.value_model import value_model_of
 from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine, Letters
 from verl.workers.rollout import tree_builder as builder
+from verl.workers.rollout.answer_likelihood import AnswerLikelihood
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.environment import NO_ENVIRONMENT
 from verl.workers.rollout.prompt_task import PromptSettings, PromptTask
@@ -51,12 +54,33 @@ def config_of(**tree) -> HATOConfig:
     return HATOConfig(tree=TreeConfig(**shape), uncertainty=UncertaintyConfig(entropy_top_k=VOCAB))
 
 
-def grow(engine, config: HATOConfig, *, seed=0, temperature=1.0, local_reward=heuristic, settings=()):
+def grow(engine, config: HATOConfig, *, seed=0, temperature=1.0, local_reward=heuristic, settings=(), **more):
     task = PromptTask({}, settings=PromptSettings(tree=settings))
     policy = Policy(config, value_model_of(config, 0), local_reward, Letters().decode).for_task(task, None)
     options = {"max_tokens": 24, "stop_token_ids": [EOS], "vocab_size": VOCAB, "request_id": "a"}
-    tree = builder.grow(engine, PROMPT, 8, policy, sampling=Sampling(temperature), seed=seed, **options)
+    tree = builder.grow(engine, PROMPT, 8, policy, sampling=Sampling(temperature), seed=seed, **options, **more)
     return asyncio.run(tree)
+
+
+def test_a_step_after_which_the_answer_does_not_fit_into_the_context_has_no_local_reward(model):
+    async def score(before, answer):
+        return [-0.5 for _ in answer]
+
+    context = 14
+    likelihood = AnswerLikelihood(
+        score, SimpleNamespace(encode=lambda text, **_: [7] * len(text)), "b", ("c",), context
+    )
+    config = replace(config_of(), local_reward=ANSWER_LIKELIHOOD)
+    tree = grow(Slow(model, 0), config, answer_likelihood=likelihood)
+    rewards = set()
+    for leaf in tree.leaves:
+        n_tokens = len(PROMPT)
+        for i in tree.path(leaf):
+            n_tokens += len(tree.segments[i].token_ids)
+            local = tree.segments[i].info.fields["local_rewards"]
+            assert local == pytest.approx(0.0 if n_tokens + 3 > context else math.exp(-0.5))
+            rewards.add(local)
+    assert len(rewards) == 2 and likelihood.left_out
 
 
 def depth(tree, i: int) -> int:

@@ -17,7 +17,7 @@ QWEN = {"architectures": ["Qwen2ForCausalLM"]}
 
 
 def seeds(monkeypatch, recipe, *overrides, v2=False):
-    monkeypatch.setattr(sampler_choice, "takes_v2_runner", lambda architectures: v2)
+    monkeypatch.setattr(sampler_choice, "takes_v2_runner", lambda config, model: v2)
     config = composed(recipe, *overrides)
     choose_sampler(config, QWEN)
     choose_seeds(config, QWEN)

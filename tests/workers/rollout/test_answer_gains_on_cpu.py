@@ -67,6 +67,24 @@ def test_gains_stand_at_the_ends_of_turns_and_shared_beginnings_are_scored_once(
     assert len(asked) == 2 * 2 * 3, "after the prompt and after two results, for two answers"
 
 
+@pytest.mark.parametrize(("context", "left_out"), [(8, 0), (7, 1), (4, 3)])
+def test_likelihoods_that_do_not_fit_into_the_context_are_left_out_and_counted(context, left_out):
+    """Three beginnings of 2, 3 and 5 tokens, each with a closing token, an answer, and a token that vLLM generates."""
+
+    async def score(before, continuation):
+        assert len(before) + len(continuation) + 1 <= context, "vLLM refuses the request"
+        return [-1.0 for _ in continuation]
+
+    ends = SegmentInfo(ends_step=True)
+    tree = TrajectoryTree(PROMPT, [Segment(None, [5], [0.0], info=ends), Segment(0, [6, 7], [0.0] * 2, info=ends)], [2])
+    tree.segments.append(Segment(1, [8], [0.0]))
+    of_answer = AnswerLikelihood(score, Letter(), "b", ("c",), context)
+    (gains,) = asyncio.run(answer_gains(tree, of_answer))
+    nan = math.nan
+    assert gains == pytest.approx({0: [0, nan, 0, nan], 1: [0, nan, nan, nan], 3: [nan] * 4}[left_out], nan_ok=True)
+    assert of_answer.left_out == left_out
+
+
 def test_a_trajectory_of_one_turn_has_no_gain():
     tree = TrajectoryTree(PROMPT, [Segment(None, [5, 6], [0.0, 0.0], info=SegmentInfo(ends_step=True))], [0])
     (gains,) = asyncio.run(answer_gains(tree, likelihood(by_length)))

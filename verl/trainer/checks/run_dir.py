@@ -13,6 +13,7 @@ from verl.trainer.checks.resources.cluster import joins_running_cluster
 from verl.utils.atomic_files import replacing
 from verl.utils.fault_reports import RunError
 from verl.utils.folder_lock import hold_folder
+from verl.workers.config.sampler_choice import RUNNER
 from verl.workers.config.schedule import SAVED_ROWS, schedule_of
 
 # Keys that define a run's method; a run that resumes must have the same values.
@@ -21,6 +22,7 @@ METHOD = (
     "actor_rollout_ref.model.lora_rank",
     "actor_rollout_ref.rollout.tree",
     "actor_rollout_ref.rollout.environment",
+    RUNNER,
     "algorithm.adv_estimator",
     "actor_rollout_ref.actor.policy_loss.loss_mode",
 )

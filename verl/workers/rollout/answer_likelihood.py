@@ -22,6 +22,9 @@ ScoreTokens = Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]]
 ANSWER_GAINS = TokenField(
     "answer_gains", "a credit of gains of the answer's likelihood", unsent=math.nan, on_demand=True
 )
+# Most tokens of a request in one step of an engine that scores (vLLM's `long_prefill_token_threshold`): its V1 runner
+# holds the logits and float32 log-probabilities of all of them at once, 0.9 GB for a vocabulary of 152,000.
+MAX_SCORED_TOKENS = 1024
 # default texts that close a thought and open an answer
 CLOSING = " The answer is "
 CLOSING_WITH_TOOLS = r"</think><answer>\boxed{"
@@ -71,12 +74,16 @@ class AnswerLikelihood:
         tokenizer: tokenizer of the model.
         closing: text that closes the thought and opens the answer.
         answers: reference answers, at least one; the most likely one counts.
+        context: number of tokens that the engine reads at most.
+        left_out: number of beginnings after which an answer did not fit into the context.
     """
 
     score: ScoreTokens
     tokenizer: Any
     closing: str
     answers: Sequence[str]
+    context: float = math.inf
+    left_out: int = field(default=0, init=False)
     _scores: dict[tuple[int, ...], asyncio.Task] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -85,7 +92,8 @@ class AnswerLikelihood:
     async def log_prob(self, tokens: Sequence[int]) -> float:
         """Return the mean log-probability, in nats per token, of the answer after these tokens and the closing text.
 
-        The tokens are what the model has read and written, such as a prompt and a beginning (`Path.request`).
+        The tokens are what the model has read and written, such as a prompt and a beginning (`Path.request`). The
+        result is NaN if the engine's context does not hold them with each closing text, answer, and one token more.
         """
         beginning = tuple(tokens)
         if beginning not in self._scores:
@@ -93,6 +101,9 @@ class AnswerLikelihood:
         return await self._scores[beginning]
 
     async def _best(self, beginning: tuple[int, ...]) -> float:
+        if len(beginning) + max(len(closing) + len(answer) for closing, answer in self._continuations) >= self.context:
+            self.left_out += 1
+            return math.nan
         log_probs = []
         for closing_ids, answer_ids in self._continuations:
             log_probs.append(fmean(await self.score([*beginning, *closing_ids], answer_ids)))
@@ -101,7 +112,8 @@ class AnswerLikelihood:
 
 async def answer_gains(tree: TrajectoryTree, likelihood: AnswerLikelihood, log_prob: bool = False) -> list[list[float]]:
     """Return the `ANSWER_GAINS` of each of a tree's rows: the last token of each turn except the final one holds the
-    change of the answer's likelihood during that turn; all other tokens hold NaN.
+    change of the answer's likelihood during that turn; all other tokens hold NaN, and so do turns before or after which
+    the answer did not fit into the context.
 
     A turn ends with a tool's result, or with a segment that ends a step of the policy (`SegmentInfo.ends_step`).
 

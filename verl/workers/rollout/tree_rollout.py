@@ -142,6 +142,8 @@ class TreeRollout:
         if likelihood is not None and self.gains is not None:
             for output, gains in zip(outputs, await answer_gains(tree, likelihood, self.gains.log_prob), strict=True):
                 output.token_fields[ANSWER_GAINS.name] = gains
+        if likelihood is not None:
+            tree.metrics["likelihoods_left_out"] = float(likelihood.left_out)
         for output in outputs:
             if output.reward_score is not None:  # the reward loop does not score it
                 info = {self.filter_metric: output.reward_score} if self.filter_metric else {}
@@ -252,7 +254,8 @@ class TreeRollout:
             return await engine.score(before, continuation, row["uid"])
 
         answers = reference_answers(row)
-        return AnswerLikelihood(score, self.tokenizer, closing_text(self.config), answers)
+        context = most_tokens(self.config.actor_rollout_ref.rollout)
+        return AnswerLikelihood(score, self.tokenizer, closing_text(self.config), answers, context)
 
     def _score(self, prompt: Mapping[str, Any], prompt_ids: list[int]) -> Score | None:
         if self.compute_score is None:

@@ -28,8 +28,9 @@ def test_vllm_reads_the_frozen_weights_and_gets_an_adapter():
     assert describe_lora(part.model) == "rank 8, alpha 16, modules all-linear; sent to vLLM as an adapter"
 
 
-def test_separate_servers_get_merged_weights():
-    model = composed(SEPARATE, f"{MODEL}.target_modules=[q_proj,v_proj]").actor_rollout_ref.model
+@pytest.mark.parametrize("run", [SEPARATE, "credit=igpo"])
+def test_separate_servers_and_runs_that_score_answers_get_merged_weights(run):
+    model = composed(run, f"{MODEL}.target_modules=[q_proj,v_proj]").actor_rollout_ref.model
     assert describe_lora(model) == "rank 8, alpha 16, modules q_proj, v_proj; merged into the weights that vLLM gets"
 
 

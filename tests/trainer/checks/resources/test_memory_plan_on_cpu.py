@@ -96,6 +96,14 @@ def test_with_lora_only_the_factors_have_gradients_and_states(modules):
     assert merged.weights * 1e9 == pytest.approx(frozen / 2)
 
 
+def test_servers_that_sleep_with_an_adapter_keep_a_copy_of_the_weights():
+    """Qwen2.5-7B's 15.23 GB of weights, and at most 0.16 GB of factors, for each of 8 servers."""
+    lora = config_with(f"{MODEL}.lora_rank=32")
+    assert "host:     123 GB a node: sleeping servers keep" in describe_memory(lora, model("Qwen2.5-7B"))
+    for without in (f"{MODEL}.lora.merge=true", f"{MODEL}.lora_rank=0", f"{ROLLOUT}.free_cache_engine=false"):
+        assert "host:" not in describe_memory(config_with(f"{MODEL}.lora_rank=32", without), model("Qwen2.5-7B"))
+
+
 def test_what_lies_on_a_gpu_by_hand():
     """Sum Qwen2.5-7B's 7,615,616,512 parameters in fp32 over 8 GPUs: 3.808 GB each, and twice that for Adam."""
     plan = plan_memory(config_with(), model("Qwen2.5-7B"))

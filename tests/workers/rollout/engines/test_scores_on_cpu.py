@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from recipe.common.tiny_model import write_tiny_model
 from tests.packages import TRITON, unpacked
+from tests.workers.rollout.engines.recorded_logits import RecordedLogits
+from verl.workers.rollout.engines import local_vllm
 from verl.workers.rollout.engines.interface import GenerationRequest, last_scores
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.engines.local_vllm import VLLMEngine
@@ -24,6 +26,7 @@ from verl.workers.rollout.tree_rollout import GroupEngine
 from vllm_patches import cpu_version_name
 
 BLOCK = 32
+MOST_ROWS = 64
 ROOT = Path(__file__).resolve().parents[4]
 
 
@@ -76,7 +79,9 @@ def test_vllms_scores_are_the_models_whatever_its_cache_holds(folder, model, mon
     cpu_version_name.install()  # upstream's server module asks for vLLM's version
     for name, value in {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(local_vllm, "MAX_SCORED_TOKENS", MOST_ROWS)
     options = {"enforce_eager": True, "distributed_executor_backend": "uni", "gpu_memory_utilization": 0.1, "seed": 0}
+    options["worker_extension_cls"] = f"{RecordedLogits.__module__}.RecordedLogits"
     engine = VLLMEngine.start(folder, 300, dtype="float32", block_size=BLOCK, max_model_len=512, **options)
     try:
         asyncio.run(scores_are_the_models(engine, model))
@@ -85,8 +90,9 @@ def test_vllms_scores_are_the_models_whatever_its_cache_holds(folder, model, mon
 
 
 async def scores_are_the_models(engine: VLLMEngine, model) -> None:
+    await engine.engine.collective_rpc("record_logits")
     prompt = list(range(10, 110))
-    await engine.generate(GenerationRequest(prompt, max_tokens=8, stop_token_ids=[], seed=0))  # three blocks are cached
+    await engine.generate(GenerationRequest(prompt, max_tokens=8, stop_token_ids=[]))  # three blocks are cached
     cached = []
     real = engine._only_output
 
@@ -105,6 +111,8 @@ async def scores_are_the_models(engine: VLLMEngine, model) -> None:
     for _ in range(2):
         assert await engine.score(prompt, long) == pytest.approx(expected(model, prompt, long), abs=1e-4)
     assert cached[-2:] == [5 * BLOCK, 0]
+    (rows,) = await engine.engine.collective_rpc("recorded_rows")
+    assert max(rows) == MOST_ROWS, "170 tokens are scored in parts"
 
 
 @pytest.mark.slow

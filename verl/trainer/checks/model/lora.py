@@ -10,6 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl.workers.config.explore import needs_answers
 from verl.workers.config.schedule import ENGINE, schedule_of
 
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -23,9 +24,10 @@ def settle_lora(config: DictConfig) -> None:
     """Set the keys that follow from `model.lora_rank` > 0.
 
     `load_format=dummy` becomes `auto`, so that vLLM reads the frozen weights itself. `hf_model` leaves the checkpoint's
-    contents, because upstream would write a folder with the names of PEFT, which nothing can load. With
-    `schedule=separate_async` the factors are merged, because upstream's engines for it would send the frozen weights
-    alone.
+    contents, because upstream would write a folder with the names of PEFT, which nothing can load. The
+    factors are merged with `schedule=separate_async`, because upstream's engines for it would send the frozen weights
+    alone, and in runs that score answers: with an adapter on Llama or Qwen3, vLLM's kernel for logits (0.24, 0.30)
+    takes a row for each request of a step, and so writes out of bounds where fewer tokens are scored.
     """
     part = config.actor_rollout_ref
     if part.model.lora_rank <= 0:
@@ -35,7 +37,7 @@ def settle_lora(config: DictConfig) -> None:
             part.rollout.load_format = "auto"
         checkpoint = part.actor.checkpoint
         checkpoint.save_contents = [content for content in checkpoint.save_contents if content != "hf_model"]
-        if schedule_of(config) == "separate_async":
+        if schedule_of(config) == "separate_async" or needs_answers(config):
             part.model.lora.merge = True
 
 

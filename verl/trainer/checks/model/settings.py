@@ -3,6 +3,7 @@
 Upstream (verl 0.9.1) accepts the wrong settings, and a worker then fails or silently trains something else.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -37,12 +38,21 @@ def config_folder(path: str) -> Path | None:
 def model_json(path: str) -> dict | None:
     """Return the content of the model's config.json; None if it is not on this machine.
 
-    For a model that reads more than text, the keys of its language model take precedence.
+    For a model that reads more than text, the keys of its language model take precedence, except `architectures`.
     """
     if (folder := config_folder(path)) is None:
         return None
     config = json.loads((folder / "config.json").read_text())
-    return config | config.get("text_config", {})
+    return config | config.get("text_config", {}) | {"architectures": config.get("architectures")}
+
+
+def fetch_model_json(path: str) -> dict | None:
+    """Download a hub model's config.json and return its content; None if that is not possible."""
+    from huggingface_hub import hf_hub_download
+
+    with contextlib.suppress(OSError, ValueError):  # no network, no such model, or no name on the hub
+        hf_hub_download(path, "config.json")
+    return model_json(path)
 
 
 def fill_max_model_len(config: DictConfig) -> None:

@@ -81,6 +81,9 @@ def describe_memory(config: DictConfig, hf_config=None) -> str:
         "rollout": f"{plan.rollout:.1f} GB: vLLM {plan.server:.1f}, of which weights {plan.weights:.1f}",
         "KV cache": f"{plan.kv_cache:.1f} GB: {plan.kv_tokens:,} tokens; the longest sequence has {plan.longest:,}",
     }
+    if model.lora_rank > 0 and not model.lora.merge and config.actor_rollout_ref.rollout.free_cache_engine:
+        copies = plan.weights * config.trainer.n_gpus_per_node
+        lines["host"] = f"{copies:.0f} GB a node: sleeping servers keep the frozen weights in pinned memory"
     warnings = [("warning", problem) for problem in plan.problems()]
     return "\n".join(f"{name + ':':<10}{value}" for name, value in [*lines.items(), *warnings])
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from verl.workers.rollout.answer_likelihood import MAX_SCORED_TOKENS
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine, last_scores
 from vllm_patches.top_logprobs_without_text import leave_out_text
 
@@ -24,6 +25,8 @@ class VLLMEngine(RolloutEngine):
         from vllm.v1.engine.async_llm import AsyncLLM
 
         leave_out_text()
+        longest = min(arguments.get("max_model_len", MAX_SCORED_TOKENS), MAX_SCORED_TOKENS)
+        arguments = {"long_prefill_token_threshold": longest} | arguments
         return cls(
             AsyncLLM.from_engine_args(AsyncEngineArgs(str(model), disable_log_stats=True, **arguments)), vocab_size
         )
