@@ -67,7 +67,7 @@ def write_adapter(actor: Path, folder: Path) -> torch.dtype:
     if unknown := sorted(factors.keys() - adapted.state_dict().keys()):
         raise ValueError(f"{actor} holds {', '.join(unknown[:3])}, which are no factors of linear layers")
     lora.base_model_name_or_path = None if config is None else config.actor_rollout_ref.model.path
-    adapted.save_pretrained(folder, state_dict=factors, save_embedding_layers=False)
+    adapted.save_pretrained(str(folder), state_dict=factors, save_embedding_layers=False)
     shutil.copymode(folder / "adapter_config.json", folder / "adapter_model.safetensors")
     return next(iter(factors.values())).dtype
 

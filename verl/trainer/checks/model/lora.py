@@ -24,7 +24,7 @@ HONORED = "r lora_alpha use_rslora target_modules exclude_modules layers_to_tran
 HONORED += "lora_dropout base_model_name_or_path revision auto_mapping inference_mode peft_version".split()
 # Values that switch any other key off. The factors' first values are "gaussian" or PEFT's default; PEFT's other ways to
 # choose them change the frozen weights too.
-NEUTRAL = (None, False, [], {}, "gaussian")
+NEUTRAL: tuple = (None, False, [], {}, "gaussian")
 
 
 def settle_lora(config: DictConfig) -> None:
