@@ -1,4 +1,4 @@
-"""Writes a checkpoint of a run as a Hugging Face folder with a model card; see scripts/export.sh.
+"""Writes a checkpoint of a run, or its LoRA alone, as a Hugging Face folder with a model card; see scripts/export.sh.
 
     python scripts/export.py outputs/hapo_seed0 40 outputs/exported
 
@@ -7,7 +7,6 @@ evaluations of this step (outputs/results/RUN/step_N/*.log) measured, with inter
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -26,8 +25,8 @@ from recipe.common.reporting.model_card import (  # noqa: E402
 )
 from recipe.common.reporting.run_metrics import load_metrics  # noqa: E402
 from verl.evaluation.model.checkpoint import checkpoint_step  # noqa: E402
-from verl.evaluation.model.folder import write_model_folder  # noqa: E402
-from verl.evaluation.model.shards import has_lora  # noqa: E402
+from verl.evaluation.model.folder import write_adapter, write_model_folder  # noqa: E402
+from verl.evaluation.model.shards import has_lora, lora_settings  # noqa: E402
 from verl.trainer.checkpoint_marker import checkpoints, saved_config, saved_versions  # noqa: E402
 from verl.utils.atomic_files import new_folder  # noqa: E402
 
@@ -48,11 +47,12 @@ def measurements(run: Path, step: int) -> Results:
     return results
 
 
-def export(run: Path, step: int | None, folder: Path) -> None:
+def export(run: Path, step: int | None, folder: Path, adapter: bool = False) -> None:
     """Write a run's checkpoint and its card to `folder`, which appears only when it is complete.
 
     Args:
         step: step of the checkpoint; None: the last complete one.
+        adapter: write the factors of LoRA instead of the model.
 
     Raises:
         OSError, ValueError: the checkpoint or its shards are incomplete, or `folder` exists.
@@ -63,14 +63,15 @@ def export(run: Path, step: int | None, folder: Path) -> None:
     checkpoint = checkpoints(run)[step]
     actor, config = checkpoint / "actor", saved_config(checkpoint)
     with new_folder(folder) as unfinished:
-        write_model_folder(actor, unfinished)
+        dtype = (write_adapter if adapter else write_model_folder)(actor, unfinished)
         facts = CheckpointFacts(
             run=run.name,
             step=step,
             config=config,
             versions=saved_versions(checkpoint),
-            dtype=json.loads((unfinished / "config.json").read_text())["dtype"],
-            has_lora=has_lora(actor),
+            dtype=str(dtype).removeprefix("torch."),
+            lora=lora_settings(actor) if has_lora(actor) else None,
+            is_adapter=adapter,
             results=measurements(run, step),
         )
         (unfinished / CARD_FILE).write_text(model_card(facts), encoding="utf-8")
@@ -83,10 +84,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help="run folder, or its name under outputs/")
     parser.add_argument("step", metavar="STEP", type=int, nargs="?", help="default: the last complete checkpoint")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="new folder")
+    parser.add_argument("--adapter", action="store_true", help="write the factors of LoRA alone, in PEFT's format")
     options = parser.parse_args(arguments)
     run = options.run if options.run.is_dir() else Path("outputs") / options.run
     try:
-        export(run.resolve(), options.step, options.folder)
+        export(run.resolve(), options.step, options.folder, options.adapter)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
     print(options.folder)

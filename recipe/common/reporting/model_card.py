@@ -28,7 +28,8 @@ class CheckpointFacts(NamedTuple):
         config: the config of the run; None for a checkpoint without one.
         versions: package -> version, of the packages that wrote the checkpoint.
         dtype: data type of the weights.
-        has_lora: whether factors of LoRA were merged.
+        lora: `r`, `lora_alpha` and `use_rslora`; None without LoRA.
+        is_adapter: whether the weights are the factors of LoRA alone; otherwise these were merged into the weights.
         results: measurement -> data set -> metric -> value, of the checkpoint's step.
     """
 
@@ -37,7 +38,8 @@ class CheckpointFacts(NamedTuple):
     config: DictConfig | None
     versions: dict[str, str]
     dtype: str
-    has_lora: bool
+    lora: dict[str, Any] | None
+    is_adapter: bool
     results: Results
 
 
@@ -67,7 +69,7 @@ def model_card(facts: CheckpointFacts) -> str:
     is_hub_name = base is not None and re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists()
     header = ModelCardData(
         base_model=base if is_hub_name else None,
-        library_name="transformers",
+        library_name="peft" if facts.is_adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["reinforcement-learning", "verl"],
     )
@@ -98,10 +100,11 @@ def _training(facts: CheckpointFacts, config: DictConfig) -> dict[str, Any]:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     tree, environment = parts_of(rollout)
     files = [data.train_files] if isinstance(data.train_files, str) else data.train_files
-    lora = f"rank {model.lora_rank}, alpha {model.lora_alpha}, merged into the weights"
+    lora = ", ".join(f"{key} {value}" for key, value in (facts.lora or {}).items())
+    way = "alone, without the base model" if facts.is_adapter else "merged into the weights"
     return {
         "base model": model.path,
-        **({"LoRA": lora} if facts.has_lora else {}),
+        **({"LoRA": f"{lora}; {way}"} if lora else {}),
         "tree": tree or "independent responses",
         "environment": environment,
         "sampler": describe_sampler(config),

@@ -34,6 +34,7 @@ class Case:
     Args:
         mesh: number of workers along each dimension of the mesh; two dimensions are HSDP.
         contents: "all" weights, or those of "lora" alone.
+        use_rslora: whether the run started from an adapter with rsLoRA.
     """
 
     strategy: str
@@ -41,6 +42,7 @@ class Case:
     lora: bool
     dtype: str = "float32"
     contents: str = "all"
+    use_rslora: bool = False
 
 
 CASES = {
@@ -50,16 +52,18 @@ CASES = {
     "fsdp1_one_worker": Case("fsdp", (1,), lora=False),
     "hsdp_lora": Case("fsdp2", (2, 2), lora=True),
     "fsdp1_lora": Case("fsdp", (2,), lora=True),
+    "rslora": Case("fsdp2", (2,), lora=True, use_rslora=True),
     "lora_alone": Case("fsdp2", (2,), lora=True, contents="lora"),
 }
 
 
-def trained_model(folder: Path, lora: bool) -> torch.nn.Module:
+def trained_model(folder: Path, lora: bool, use_rslora: bool = False) -> torch.nn.Module:
     """Return the model in `folder` with seeded changes of all weights, or with random factors of LoRA."""
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     if lora:
         config = LoraConfig(task_type=TaskType.CAUSAL_LM, r=4, lora_alpha=6, target_modules="all-linear", bias="none")
+        config.use_rslora = use_rslora
         model = get_peft_model(model, config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -73,7 +77,7 @@ def write_shards(rank: int, case: Case, port: int, model_folder: str, actor: str
     workers = int(torch.tensor(case.mesh).prod())
     dist.init_process_group("gloo", rank=rank, world_size=workers)
     mesh = init_device_mesh("cpu", case.mesh, mesh_dim_names=("ddp", "fsdp")[-len(case.mesh) :])
-    model = trained_model(Path(model_folder), case.lora)
+    model = trained_model(Path(model_folder), case.lora, case.use_rslora)
     if case.strategy == "fsdp2":
         apply_fsdp2(model, {"mesh": mesh}, {})
     else:
@@ -92,6 +96,8 @@ def main(model_folder: str, output: str) -> None:
         workers = int(torch.tensor(case.mesh).prod())
         multiprocessing.start_processes(write_shards, arguments, nprocs=workers, start_method="fork")
         model, rollout = {"path": model_folder}, {"dtype": case.dtype}
+        if case.use_rslora:
+            model |= {"lora_adapter_path": "outputs/start", "lora": {"use_rslora": True}}
         (checkpoint / CONFIG_FILE).write_text(json.dumps({"actor_rollout_ref": {"model": model, "rollout": rollout}}))
         (checkpoint / MARKER).write_text(f"{STEP}\n")
 

@@ -9,15 +9,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
 
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+from tests.configs import composed
 from tests.evaluation.model.shard_writer import CASES, STEP, trained_model
 from tests.packages import unpacked
 from verl.evaluation.model.checkpoint import Checkpoint, checkpoint_step, merge_shards
-from verl.evaluation.model.folder import write_model_folder
+from verl.evaluation.model.folder import write_adapter, write_model_folder
 from verl.trainer.checkpoint_marker import CONFIG_FILE
+from verl.trainer.checks.model.lora import check_lora
+from verl.trainer.checks.run_plan import describe_plan
+from verl.trainer.checks.settle import settle
 
 ROOT = Path(__file__).resolve().parents[3]
 IDS = torch.arange(40).view(2, 20) * 5
@@ -59,7 +66,7 @@ def test_the_folder_holds_the_trained_model(inputs, case, tmp_path):
     dtype = getattr(torch, CASES[case].dtype)
     assert {weight.dtype for weight in load_file(tmp_path / "model.safetensors").values()} == {dtype}
     assert written.dtype == dtype and "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
-    trained = trained_model(inputs / "model", CASES[case].lora)
+    trained = trained_model(inputs / "model", CASES[case].lora, CASES[case].use_rslora)
     start = AutoModelForCausalLM.from_pretrained(inputs / "model")
     difference = (logits(written.float()) - logits(trained)).abs().max()
     assert difference < (1e-4 if dtype == torch.float32 else 0.1)
@@ -70,6 +77,42 @@ def test_the_folder_holds_the_trained_model(inputs, case, tmp_path):
     assert tokenizer.encode("<answer>1 + 2</answer>") == original.encode("<answer>1 + 2</answer>")
     if not CASES[case].lora and dtype == torch.float32:
         assert difference == 0
+    if CASES[case].lora:
+        merged, weights = trained.merge_and_unload().state_dict(), written.state_dict()
+        assert merged.keys() == weights.keys()
+        for name, weight in weights.items():
+            torch.testing.assert_close(weight, merged[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", [name for name, case in CASES.items() if case.lora])
+def test_the_adapter_alone_is_the_trained_model_for_peft_vllm_and_another_run(inputs, case, tmp_path):
+    assert write_adapter(actor_of(inputs, case), tmp_path) == torch.float32
+    base = AutoModelForCausalLM.from_pretrained(inputs / "model")
+    trained = trained_model(inputs / "model", True, CASES[case].use_rslora)
+    assert torch.equal(logits(PeftModel.from_pretrained(base, tmp_path)), logits(trained))
+    saved = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert saved["base_model_name_or_path"] == str(inputs / "model")
+    assert len({file.stat().st_mode for file in tmp_path.iterdir()}) == 1
+
+    names = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    helper = PEFTHelper.from_local_dir(str(tmp_path), max_position_embeddings=None)
+    served = LoRAModel.from_local_checkpoint(str(tmp_path), names, helper, lora_model_id=1, device="cpu")
+    assert helper.vllm_lora_scaling_factor == (3.0 if CASES[case].use_rslora else 1.5)
+    factors = {name: value for name, value in trained.named_parameters() if "lora_B" in name}
+    assert len(served.loras) == len(factors) == 14
+    for name, lora in served.loras.items():
+        torch.testing.assert_close(lora.lora_b.float(), factors[f"base_model.model.{name}.lora_B.default.weight"])
+
+    model, path = (
+        f"actor_rollout_ref.model.path={inputs / 'model'}",
+        f"actor_rollout_ref.model.lora_adapter_path={tmp_path}",
+    )
+    config = composed("explore", "hardware=cpu", model, path, "actor_rollout_ref.model.lora_rank=4")
+    settle(config)
+    check_lora(config)
+    scaling = "6 (rsLoRA)" if CASES[case].use_rslora else "6"
+    modules = ", ".join(dict.fromkeys(name.split(".")[-1] for name in sorted(served.loras)))
+    assert f"LoRA:     rank 4, alpha {scaling}, modules {modules}; starts from {tmp_path}, " in describe_plan(config)
 
 
 def test_a_head_of_its_own_is_kept(tmp_path):
@@ -96,6 +139,7 @@ def test_without_a_config_the_weights_keep_the_trainers_data_type(inputs, tmp_pa
         ("fsdp2", lambda actor: next(actor.glob("*_rank_1.pt")).unlink(), "missing or damaged: model_.*_rank_1.pt;"),
         ("fsdp2", lambda actor: next(actor.glob("*_rank_2.pt")).write_bytes(b"PK"), "damaged: model_.*_rank_2.pt;"),
         ("fsdp1_lora", lambda actor: (actor / "lora_train_meta.json").unlink(), "lacks lora_train_meta.json"),
+        ("rslora", lambda actor: forget_scaling(actor), "not say whether the adapter outputs/start, .* has use_rslora"),
         ("lora_alone", lambda actor: (actor.parent / CONFIG_FILE).unlink(), "factors only, and no config.yaml"),
         ("fsdp2", lambda actor: change(actor, "num_hidden_layers", 3), "lack .*layers.2"),
         ("fsdp2", lambda actor: change(actor, "intermediate_size", 96), "does not fit the shards: .*size mismatch"),
@@ -109,6 +153,12 @@ def test_what_is_no_whole_checkpoint_is_refused(inputs, tmp_path, case, damage, 
     with pytest.raises(SystemExit, match=f"(?s)error: .*{message}"):
         merge_shards(actor, tmp_path / "merged")
     assert [path.name for path in tmp_path.iterdir()] == ["global_step_7"]
+
+
+def forget_scaling(actor: Path) -> None:
+    """Leave the config as earlier versions wrote it."""
+    model = {"path": "model", "lora_adapter_path": "outputs/start", "lora": {}}
+    (actor.parent / CONFIG_FILE).write_text(json.dumps({"actor_rollout_ref": {"model": model}}))
 
 
 def change(actor: Path, key: str, value) -> None:

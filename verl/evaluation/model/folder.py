@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from verl.evaluation.model.shards import Weights, read_weights
+from verl.evaluation.model.shards import PEFT_PREFIX, Weights, lora_settings, read_factors, read_weights
 from verl.trainer.checkpoint_marker import saved_config
 
 HUGGINGFACE = "huggingface"  # the trainer's folder of config and tokenizer beside the shards
 LARGEST_FILE = "5GB"
 
 
-def write_model_folder(actor: Path, folder: Path) -> None:
+def write_model_folder(actor: Path, folder: Path) -> torch.dtype:
     """Write the model of a checkpoint, with its tokenizer, into the empty folder `folder`.
 
     The weights get the data type in which the run's rollout served them. If the checkpoint does not say it, they keep
-    the trainer's data type. LoRA is merged.
+    the trainer's data type, which is returned. LoRA is merged.
 
     Args:
         actor: the folder `actor` of the checkpoint.
@@ -42,6 +42,34 @@ def write_model_folder(actor: Path, folder: Path) -> None:
     for file in folder.glob("*.safetensors"):  # The library lets the owner alone read them.
         shutil.copymode(folder / "config.json", file)
     _add_older_names(folder)
+    return model.dtype
+
+
+def write_adapter(actor: Path, folder: Path) -> torch.dtype:
+    """Write the LoRA of a checkpoint into the empty folder `folder` in PEFT's format.
+
+    The factors keep the trainer's data type, which is returned.
+
+    Args:
+        actor: the folder `actor` of the checkpoint.
+
+    Raises:
+        ValueError: the shards are incomplete, or are of a run without LoRA.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    settings, factors, config = lora_settings(actor), read_factors(actor), saved_config(actor.parent)
+    modules = {name.removeprefix(PEFT_PREFIX).partition(".lora_")[0] for name in factors}
+    lora = LoraConfig(task_type="CAUSAL_LM", target_modules=sorted(modules), **settings)
+    model_class = _model_class(source := actor / HUGGINGFACE)
+    with torch.device("meta"):
+        adapted = get_peft_model(model_class(model_class.config_class.from_pretrained(source)), lora)
+    if unknown := sorted(factors.keys() - adapted.state_dict().keys()):
+        raise ValueError(f"{actor} holds {', '.join(unknown[:3])}, which are no factors of linear layers")
+    lora.base_model_name_or_path = None if config is None else config.actor_rollout_ref.model.path
+    adapted.save_pretrained(str(folder), state_dict=factors, save_embedding_layers=False)
+    shutil.copymode(folder / "adapter_config.json", folder / "adapter_model.safetensors")
+    return next(iter(factors.values())).dtype
 
 
 def served_dtype(config: DictConfig | None) -> torch.dtype | None:

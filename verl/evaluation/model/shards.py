@@ -4,6 +4,7 @@ Upstream's `verl.model_merger` is not used, because it rounds every weight to bf
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import torch
 from omegaconf import OmegaConf
 from torch.distributed.tensor import DTensor
 
-from verl.trainer.checkpoint_marker import damaged_files, saved_config
+from verl.trainer.checkpoint_marker import CONFIG_FILE, damaged_files, saved_config
 
 FSDP_FILE = "fsdp_config.json"
 LORA_FILE = "lora_train_meta.json"  # upstream writes it beside the shards of a run with LoRA
 PEFT_PREFIX = "base_model.model."
+MODEL = "actor_rollout_ref.model"
 LORA_A, LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
 
 Weights = Iterable[tuple[str, torch.Tensor]]
@@ -30,7 +32,7 @@ def has_lora(actor: Path) -> bool:
 def read_weights(actor: Path, dtype: torch.dtype | None, base: Callable[[], Weights]) -> Iterator[tuple[str, Any]]:
     """Yield the names and weights of a checkpoint's model, one whole weight at a time.
 
-    LoRA is merged in float32: W + alpha / r * B A, rounded once.
+    LoRA is merged in float32: W + alpha / r * B A, rounded once; rsLoRA divides by the root of r.
 
     Args:
         actor: the checkpoint's folder with the shards.
@@ -43,7 +45,8 @@ def read_weights(actor: Path, dtype: torch.dtype | None, base: Callable[[], Weig
     shards = _read_shards(actor)
     adapted = {_plain(name.removesuffix(LORA_A)) + ".weight" for name in shards[0] if name.endswith(LORA_A)}
     factors = {_plain(name): name for name in shards[0] if "lora_" in name}
-    scale = _lora_scale(actor) if factors else 0.0
+    lora = lora_settings(actor) if factors else {}
+    scale = lora["lora_alpha"] / (math.sqrt(lora["r"]) if lora["use_rslora"] else lora["r"]) if lora else 0.0
     frozen = ((_plain(name), _whole(name, shards)) for name in shards[0] if "lora_" not in name)
     for name, weight in base() if len(factors) == len(shards[0]) else frozen:
         target = dtype if dtype and weight.is_floating_point() else weight.dtype
@@ -56,6 +59,31 @@ def read_weights(actor: Path, dtype: torch.dtype | None, base: Callable[[], Weig
         raise ValueError(
             f"{actor}: LoRA of {', '.join(sorted(factors)[:3])} is not known here, only that of linear layers"
         )
+
+
+def read_factors(actor: Path) -> dict[str, torch.Tensor]:
+    """Return the factors of a checkpoint's LoRA, whole and in the trainer's data type, by the names in PEFT's model."""
+    shards = _read_shards(actor)
+    return {name: _whole(name, shards) for name in shards[0] if "lora_" in name}
+
+
+def lora_settings(actor: Path) -> dict[str, Any]:
+    """Return `r`, `lora_alpha` and `use_rslora` of a checkpoint's LoRA.
+
+    Raises:
+        ValueError: the checkpoint does not hold them.
+    """
+    if not has_lora(actor):
+        raise ValueError(f"{actor} lacks {LORA_FILE}, which holds the rank and alpha of LoRA: did the run have none?")
+    config = saved_config(actor.parent) or OmegaConf.create()
+    start, rslora = (OmegaConf.select(config, f"{MODEL}.{key}") for key in ("lora_adapter_path", "lora.use_rslora"))
+    if start and rslora is None:  # A checkpoint of an earlier version.
+        raise ValueError(
+            f"{actor.parent / CONFIG_FILE} does not say whether the adapter {start}, from which the run started, has "
+            f"use_rslora: add {MODEL}.lora.use_rslora with the value in its adapter_config.json"
+        )
+    lora = json.loads((actor / LORA_FILE).read_text())
+    return {"r": lora["r"], "lora_alpha": lora["lora_alpha"], "use_rslora": bool(rslora)}
 
 
 def _plain(name: str) -> str:
@@ -93,16 +121,3 @@ def _whole(name: str, shards: list[Mapping[str, torch.Tensor]]) -> torch.Tensor:
         )
     parts = [shards[rank][name].to_local() for rank in ranks.flatten().tolist()]
     return torch.cat(parts, dims[0]) if dims else parts[0]
-
-
-def _lora_scale(actor: Path) -> float:
-    if not has_lora(actor):
-        raise ValueError(f"{actor} lacks {LORA_FILE}, which holds the rank and alpha of its LoRA")
-    config = saved_config(actor.parent)
-    start = None if config is None else OmegaConf.select(config, "actor_rollout_ref.model.lora_adapter_path")
-    if start and (file := Path(start) / "adapter_config.json").exists():
-        adapter = json.loads(file.read_text())
-        if unknown := [key for key in ("use_rslora", "alpha_pattern") if adapter.get(key)]:
-            raise ValueError(f"{file} has {', '.join(unknown)}: LoRA is merged here with the scale alpha / r only")
-    lora = json.loads((actor / LORA_FILE).read_text())
-    return lora["lora_alpha"] / lora["r"]

@@ -19,7 +19,8 @@ from verl.workers.config.schedule import SAVED_ROWS, schedule_of
 # Keys that define a run's method; a run that resumes must have the same values.
 METHOD = (
     "actor_rollout_ref.model.path",
-    "actor_rollout_ref.model.lora_rank",
+    *(f"actor_rollout_ref.model.{key}" for key in ("lora_rank", "lora_alpha", "lora.use_rslora", "lora_adapter_path")),
+    *(f"actor_rollout_ref.model.{key}" for key in ("target_modules", "exclude_modules")),
     "actor_rollout_ref.rollout.tree",
     "actor_rollout_ref.rollout.environment",
     RUNNER,

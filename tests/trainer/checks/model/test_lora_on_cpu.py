@@ -1,12 +1,18 @@
 """LoRA's keys: what follows from `lora_rank`, what a plan says about it, and what is refused with the keys named."""
 
 import json
+import re
 
 import pytest
 from omegaconf import OmegaConf
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from tests import configs
 from verl.trainer.checks.model.lora import check_lora, describe_lora, settle_lora
+from verl.trainer.checks.model.shape import lora_parameters
+from verl.trainer.checks.run_dir import check_same_method, prepare_run_dir
 
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
 SEPARATE = "schedule=separate_async"
@@ -44,9 +50,82 @@ def test_without_a_rank_nothing_changes():
     assert OmegaConf.to_container(composed(SEPARATE, rank=0)) == OmegaConf.to_container(before)
 
 
-def test_an_adapter_of_another_rank_is_refused(tmp_path):
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 16}))
-    path = f"{MODEL}.lora_adapter_path={tmp_path}"
-    with pytest.raises(ValueError, match="lora_rank=8, and the rank in .*adapter_config.json is 16: set lora_rank=16"):
-        check_lora(composed(path))
-    check_lora(composed(path, rank=16))
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("base") / "model", TinyModelConfig(num_layers=2))
+
+
+def start(folder, base, save=None, changes=None, **settings) -> str:
+    """Return the override for a start from an adapter that PEFT writes, with keys of its config changed afterwards."""
+    model = AutoModelForCausalLM.from_pretrained(base)
+    settings = {"r": 8, "lora_alpha": 16, "target_modules": ["v_proj", "q_proj"]} | settings
+    get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings)).save_pretrained(folder, **save or {})
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | (changes or {})))
+    return f"{MODEL}.lora_adapter_path={folder}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"r": 16}, "lora_rank=8, and that of .*adapter_config.json is 16: set lora_rank=16"),
+        ({"alpha_pattern": {"q_proj": 64}}, "has alpha_pattern={'q_proj': 64}: expected LoRA or rsLoRA"),
+        ({"rank_pattern": {"q_proj": 4}}, "has rank_pattern={'q_proj': 4}: expected"),
+        ({"use_dora": True}, "has use_dora=True: expected"),
+        ({"modules_to_save": ["lm_head"]}, r"has modules_to_save=\['lm_head'\]: expected"),
+        ({"bias": "lora_only", "lora_bias": True}, "has bias=lora_only, lora_bias=True: expected"),
+        ({"init_lora_weights": "pissa"}, "has init_lora_weights=pissa: expected"),
+        ({"layer_replication": [[0, 2], [0, 2]]}, "has layer_replication="),
+        ({"trainable_token_indices": [3]}, r"has trainable_token_indices=\[3\]: expected"),
+        ({"lora_alpha": 6.5}, "has lora_alpha=6.5: expected"),
+        ({"changes": {"peft_type": "IA3"}}, "has peft_type=IA3: expected"),
+        ({"changes": {"option_of_tomorrow": 2}}, "has option_of_tomorrow=2: expected"),
+        ({"target_modules": "(.*q_proj|lm_head)"}, "holds .*lm_head.lora_A.weight, .*: expected factors of"),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "holds .*embed_tokens.lora_embedding_A"),
+        ({"save": {"save_embedding_layers": True}}, "holds .*embed_tokens.weight"),
+    ],
+)
+def test_an_adapter_that_would_not_be_followed_is_refused(base, tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        composed(start(tmp_path, base, **settings))
+
+
+def test_an_adapter_brings_its_alpha_and_modules(base, tmp_path):
+    path = start(
+        tmp_path, base, lora_alpha=64, use_rslora=True, exclude_modules=["layers.1.self_attn.q_proj"], lora_dropout=0.1
+    )
+    config = composed(path)
+    check_lora(config)
+    model = config.actor_rollout_ref.model
+    plan = f"rank 8, alpha 64 (rsLoRA), modules q_proj, v_proj; starts from {tmp_path}, sent to vLLM as an adapter"
+    assert describe_lora(model) == plan and model.exclude_modules == ["layers.1.self_attn.q_proj"]
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path, is_trainable=True)
+    size = lora_parameters(AutoConfig.from_pretrained(base), model)
+    assert size == adapted.get_nb_trainable_parameters()[0] > 0
+    with pytest.raises(ValueError, match="lora_alpha=32, and that of .* is 64: set lora_alpha=64"):
+        composed(path, f"{MODEL}.lora_alpha=32")
+    (tmp_path / "adapter_model.safetensors").unlink()
+    with pytest.raises(ValueError, match="expected a folder with adapter_config.json and adapter_model.safetensors"):
+        composed(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("lora_alpha", 64),
+        ("target_modules", ["q_proj"]),
+        ("exclude_modules", ["q_proj"]),
+        ("lora_adapter_path", "another"),
+        ("lora.use_rslora", True),
+    ],
+)
+def test_a_run_resumes_with_its_own_lora(base, tmp_path, key, value):
+    path = start(tmp_path / "start", base)
+    config = composed(path, f"trainer.default_local_dir={tmp_path}")
+    prepare_run_dir(config)
+    (tmp_path / "global_step_20/actor").mkdir(parents=True)
+    (tmp_path / "global_step_20/COMPLETE").touch()
+    check_same_method(config)
+    OmegaConf.update(config, f"{MODEL}.{key}", value)
+    with pytest.raises(ValueError, match=re.escape(f"holds a run with {MODEL}.{key}=")):
+        check_same_method(config)

@@ -6,10 +6,11 @@ instead, into which the trainer has merged the factors. The reference policy is 
 """
 
 import json
-from pathlib import Path
+import re
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl.trainer.checks.model.settings import config_folder
 from verl.workers.config.explore import needs_answers
 from verl.workers.config.schedule import ENGINE, schedule_of
 
@@ -18,6 +19,13 @@ ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 HIGHEST_RANK = 512
 # modules whose factors vLLM ignores without a message, for instance in Qwen2
 NOT_ADAPTED = ("lm_head", "embed_tokens")
+DEFAULT_ALPHA = 16  # upstream's
+# Keys of an adapter's config that trainer, vLLM and merged checkpoints follow, or that say nothing about the model.
+HONORED = "r lora_alpha use_rslora target_modules exclude_modules layers_to_transform layers_pattern".split()
+HONORED += "lora_dropout base_model_name_or_path revision auto_mapping inference_mode peft_version".split()
+# Values that switch any other key off. The factors' first values are "gaussian" or PEFT's default; PEFT's other ways to
+# choose them change the frozen weights too.
+NEUTRAL: tuple = (None, False, [], {}, "gaussian")
 
 
 def settle_lora(config: DictConfig) -> None:
@@ -27,7 +35,8 @@ def settle_lora(config: DictConfig) -> None:
     contents, because upstream would write a folder with the names of PEFT, which nothing can load. The
     factors are merged with `schedule=separate_async`, because upstream's engines for it would send the frozen weights
     alone, and in runs that score answers: with an adapter on Llama or Qwen3, vLLM's kernel for logits (0.24, 0.30)
-    takes a row for each request of a step, and so writes out of bounds where fewer tokens are scored.
+    takes a row for each request of a step, and so writes out of bounds where fewer tokens are scored. An adapter from
+    which the run starts brings its own alpha and modules.
     """
     part = config.actor_rollout_ref
     if part.model.lora_rank <= 0:
@@ -39,13 +48,19 @@ def settle_lora(config: DictConfig) -> None:
         checkpoint.save_contents = [content for content in checkpoint.save_contents if content != "hf_model"]
         if schedule_of(config) == "separate_async" or needs_answers(config):
             part.model.lora.merge = True
+        if part.model.lora_adapter_path:
+            _take_from_adapter(part.model)
 
 
 def describe_lora(model: DictConfig) -> str:
     """Return a sentence on the factors of a run with `model.lora_rank` > 0, and on how vLLM gets them."""
     way = "merged into the weights that vLLM gets" if model.lora.get("merge") else "sent to vLLM as an adapter"
-    modules = model.target_modules if isinstance(model.target_modules, str) else ", ".join(model.target_modules)
-    return f"rank {model.lora_rank}, alpha {model.lora_alpha}, modules {modules}; {way}"
+    modules = model.target_modules
+    if not isinstance(modules, str):
+        modules = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in modules))
+    scaling = " (rsLoRA)" if model.lora.get("use_rslora") else ""
+    start = f"starts from {model.lora_adapter_path}, " if model.lora_adapter_path else ""
+    return f"rank {model.lora_rank}, alpha {model.lora_alpha}{scaling}, modules {modules}; {start}{way}"
 
 
 def check_lora(config: DictConfig) -> None:
@@ -57,8 +72,11 @@ def check_lora(config: DictConfig) -> None:
         raise ValueError(
             f"{MODEL}.lora.rank={rank} is read by Megatron alone: set {MODEL}.lora_rank={rank} for strategy={strategy}"
         )
-    if model.lora_adapter_path:
-        _check_adapter(model)
+    if model.lora_adapter_path and model.lora_rank <= 0:
+        raise ValueError(
+            f"{MODEL}.lora_adapter_path={model.lora_adapter_path} with {MODEL}.lora_rank={model.lora_rank}: the "
+            "adapter would not be loaded; set lora_rank to its rank"
+        )
     if not (rank := model.lora_rank):
         return
     if not 0 < rank <= HIGHEST_RANK:
@@ -72,8 +90,9 @@ def check_lora(config: DictConfig) -> None:
             f"{MODEL}.target_parameters={parameters}: vLLM gets adapters of linear layers alone; remove the key, so "
             "that fused experts stay frozen"
         )
-    named = [model.target_modules] if isinstance(model.target_modules, str) else model.target_modules or ()
-    if ignored := sorted(set(NOT_ADAPTED) & set(named)):
+    named = model.target_modules or ()
+    pattern = named if isinstance(named, str) else "|".join(re.escape(name.rpartition(".")[2]) for name in named)
+    if ignored := [name for name in NOT_ADAPTED if any(map(re.compile(pattern).fullmatch, (name, f"model.{name}")))]:
         raise ValueError(
             f"{MODEL}.target_modules names {', '.join(ignored)}, whose factors would be trained and never reach vLLM: "
             "name the layers' projections, or all-linear"
@@ -82,13 +101,42 @@ def check_lora(config: DictConfig) -> None:
         raise ValueError(f"{ENGINE}.backend={backend} with {MODEL}.lora_rank={rank}: it sends no LoRA; expected nccl")
 
 
-def _check_adapter(model: DictConfig) -> None:
-    """Check that the rank of the adapter from which the run starts is the run's; a hub name is not looked up."""
-    file, rank = Path(model.lora_adapter_path) / "adapter_config.json", model.lora_rank
-    if rank <= 0:
+def _take_from_adapter(model: DictConfig) -> None:
+    """Give the keys of LoRA the values in the config of the adapter from which the run starts, as upstream's trainer
+    takes them from there, so that the plan, the checkpoints and a resume have them.
+
+    Raises:
+        ValueError: the adapter is not on this machine, differs from the run's keys, or has a part that the trainer,
+            vLLM or a merged checkpoint would not follow.
+    """
+    from peft import LoraConfig
+    from safetensors import safe_open
+
+    path = model.lora_adapter_path
+    folder = config_folder(path, "adapter_config.json")
+    if folder is None or not (folder / "adapter_model.safetensors").exists():
         raise ValueError(
-            f"{MODEL}.lora_adapter_path={model.lora_adapter_path} with {MODEL}.lora_rank={rank}: the adapter would not "
-            "be loaded; set lora_rank to its rank"
+            f"{MODEL}.lora_adapter_path={path}: expected a folder with adapter_config.json and "
+            f"adapter_model.safetensors, or a name in the hub's cache, which `hf download {path}` fills"
         )
-    if file.exists() and (own := json.loads(file.read_text())["r"]) != rank:
-        raise ValueError(f"{MODEL}.lora_rank={rank}, and the rank in {file} is {own}: set lora_rank={own}")
+    file, plain = folder / "adapter_config.json", LoraConfig(task_type="CAUSAL_LM").to_dict()
+    own = plain | json.loads(file.read_text())
+    unknown = sorted(key for key in own if key not in HONORED and own[key] not in (*NEUTRAL, plain.get(key)))
+    unknown += ["lora_alpha"] if own["lora_alpha"] % 1 else []  # upstream's checkpoints hold the whole part
+    if unknown:
+        raise ValueError(
+            f"{file} has {', '.join(f'{key}={own[key]}' for key in unknown)}: expected LoRA or rsLoRA of "
+            f"linear layers, with one rank and one whole alpha; or merge it into a model, and set {MODEL}.path to that"
+        )
+    with safe_open(folder / "adapter_model.safetensors", "pt") as weights:
+        names = sorted(weights.keys())
+    known = (".lora_A.weight", ".lora_B.weight")
+    if ignored := [each for each in names if not each.endswith(known) or each.split(".")[-3] in NOT_ADAPTED]:
+        raise ValueError(f"{folder} holds {', '.join(ignored[:3])}: expected factors of the layers' projections alone")
+    for key, value, default in (("lora_rank", own["r"], None), ("lora_alpha", own["lora_alpha"], DEFAULT_ALPHA)):
+        if model[key] not in (value, default):
+            raise ValueError(f"{MODEL}.{key}={model[key]}, and that of {file} is {value}: set {key}={value}")
+    modules = own["target_modules"] or {each.split(".")[-3] for each in names}
+    model.target_modules = modules if isinstance(modules, str) else sorted(modules)
+    model.lora_alpha, model.exclude_modules = int(own["lora_alpha"]), own["exclude_modules"]
+    model.lora.use_rslora = bool(own["use_rslora"])

@@ -20,16 +20,16 @@ POSITIONS = "max_position_embeddings"
 HF_OVERRIDES = "engine_kwargs.vllm.hf_overrides"
 
 
-def config_folder(path: str) -> Path | None:
-    """Return the folder with a model's config.json, local or in the hub's cache; None if this machine has neither."""
+def config_folder(path: str, file: str = "config.json") -> Path | None:
+    """Return the folder with a model's config `file`, local or in the hub's cache; None if this machine has neither."""
     folder = Path(os.path.expanduser(path))
-    if (folder / "config.json").exists():
+    if (folder / file).exists():
         return folder
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        cached = try_to_load_from_cache(path, "config.json")
+        cached = try_to_load_from_cache(path, file)
     except HFValidationError:  # a path, not a hub name
         return None
     return Path(cached).parent if isinstance(cached, str) else None
