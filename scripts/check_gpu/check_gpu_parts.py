@@ -47,10 +47,10 @@ SFT = "data.train_batch_size=32 $SFT_SETTINGS"
 class Part(NamedTuple):
     """A bash command that runs in the repository's root and should take `seconds`; after twice as long it is ended.
 
-    It needs `gpus` GPUs. With DRY_RUN=1 the `dry_command` runs instead, if there is one. The command sees HARDWARE=gpu, a
-    RUN_DIR and EXPERIMENT_NAME of its own, the DATA_DIR of `task`, CHECK_DIR (the folder of all parts), SFT_SETTINGS (overrides for
-    supervised training of the model), WARM (whether a part has made the warm start of `task`), MODEL_PATH (the warm
-    start, or without one BASE_MODEL), and QWEN3 (a tiny Qwen3 with random weights).
+    It needs `gpus` GPUs. With DRY_RUN=1 the `dry_command` runs instead, if there is one. The command sees HARDWARE=gpu,
+    a RUN_DIR and EXPERIMENT_NAME of its own, the DATA_DIR of `task`, CHECK_DIR (the folder of all parts), SFT_SETTINGS
+    (overrides for supervised training of the model), WARM (whether a part has made the warm start of `task`),
+    MODEL_PATH (the warm start, or without one BASE_MODEL), and QWEN3 (a tiny Qwen3 with random weights).
     """
 
     name: str
