@@ -4,8 +4,8 @@
 # and at last some of these with the versions of the extra `gpu`.
 # --fast leaves out the tests that train on Ray and what is marked as slow: minutes, for while you work.
 # The last line counts the tests that were skipped, by their reasons.
-# --gpu-versions runs tests on the CPU with the versions of the extra `gpu`: the tests that train on Ray, or those that
-# further arguments choose.
+# --gpu-versions runs tests on the CPU with the versions of the extra `gpu`: those of devices, for which torch must know
+# CUDA, and those that train on Ray; or those that further arguments choose.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,6 +18,7 @@ each_recipe=(
     tests/e2e/test_combinations_on_cpu.py::test_the_first_step_samples_at_the_plain_temperature_and_later_ones_do_not
     tests/e2e/test_combinations_on_cpu.py::test_the_loss_is_hapos_and_moves_the_policy
 )
+devices=tests/test_devices_on_fake_cuda.py
 
 # test_gpu_versions ARGUMENT...: runs pytest with the versions of the extra `gpu`, and with vLLM's CPU build.
 test_gpu_versions() {
@@ -36,7 +37,7 @@ export SKIPPED_TESTS
 trap 'rm -f "$SKIPPED_TESTS"' EXIT
 if [ "${1:-}" = --gpu-versions ]; then
     shift
-    [ $# -gt 0 ] || set -- tests/e2e -m e2e "${in_two[@]}"
+    [ $# -gt 0 ] || set -- "$devices" tests/e2e -m "not slow" "${in_two[@]}"
     failed=0
     test_gpu_versions "$@" || failed=$?
     tell_skipped
@@ -57,7 +58,7 @@ elif [ $# -gt 0 ]; then
 else
     OMP_NUM_THREADS=1 "${in_three[@]}" -m "not e2e" || failed=1
     python -m pytest tests/e2e -m e2e "${in_two[@]}" || failed=1
-    test_gpu_versions "${each_recipe[@]}" "${in_two[@]}" || failed=1
+    test_gpu_versions "$devices" "${each_recipe[@]}" "${in_two[@]}" || failed=1
 fi
 wait "$types" || { echo "mypy found errors: they stand above" >&2 && failed=1; }
 tell_skipped

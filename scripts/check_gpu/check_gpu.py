@@ -1,6 +1,7 @@
-"""Runs the parts of check_gpu.sh one after the other, each within its time limit, and prints which passed.
+"""Runs the parts of check_gpu.sh one after the other and prints which passed.
 
-A part that fails does not stop the others. When a part ends, or its time is over, all of its processes are ended.
+A part that fails does not stop the others, and one that takes longer than it should passes slowly. When a part ends, or
+has taken twice the seconds that it should, all of its processes are ended.
 """
 
 import os
@@ -20,7 +21,7 @@ sys.path.append(str(ROOT / "scripts"))
 from launch import adopt_orphans, end_descendants  # noqa: E402
 
 FOLDER = ROOT / "outputs/check_gpu"
-KILL_AFTER = 10  # seconds at the end of a part's time limit in which its processes can end
+KILL_AFTER = 10  # seconds after a part's time limit in which its processes can end
 NO_GPU = 3  # exit code of the part `environment` if there is no GPU
 
 
@@ -40,17 +41,19 @@ class Result(NamedTuple):
     message: str = ""
 
     def __str__(self) -> str:
-        return "not run" if self.code is None else "FAILED" if self.code else "passed"
+        if self.code is None or self.code:
+            return "not run" if self.code is None else "FAILED"
+        return "passed" if self.seconds <= self.part.seconds else "passed, slowly"
 
 
-def gpu_memory() -> int | None:
-    """Return the MiB in use by all processes on the fullest GPU; None if nvidia-smi does not report it."""
+def gpu_memory() -> list[int]:
+    """Return the MiB in use by all processes on each GPU; nothing if nvidia-smi does not report it."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=10).stdout.split()
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return max((int(line) for line in lines if line.isdigit()), default=None)
+        return []
+    return [int(line) for line in lines if line.isdigit()]
 
 
 def last_error(log: str) -> str:
@@ -69,14 +72,13 @@ def run_part(part: Part, folder: Path, dry_run: bool) -> Result:
     shutil.rmtree(folder / part.name, ignore_errors=True)
     log, started, memory = folder / f"{part.name}.log", time.monotonic(), None
     command = ["bash", "-c", part.dry_command if dry_run and part.dry_command else part.command]
-    limit = ["timeout", f"--kill-after={KILL_AFTER}", str(part.seconds - KILL_AFTER)]
+    limit = ["timeout", f"--kill-after={KILL_AFTER}", str(2 * part.seconds)]
     with log.open("wb") as out:
         output = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
         process = subprocess.Popen([*limit, *command], cwd=ROOT, env=environment_of(part, folder), **output)
         try:
             while process.poll() is None:
-                used = gpu_memory()
-                memory = used if memory is None else max(memory, used or 0)
+                memory = max([memory or 0, *gpu_memory()]) or None
                 time.sleep(0.5)
         finally:
             end_descendants()
@@ -85,18 +87,21 @@ def run_part(part: Part, folder: Path, dry_run: bool) -> Result:
         return Result(part, code, seconds, memory)
     message = last_error(log.read_text(errors="replace"))
     if code in (124, 128 + signal.SIGKILL, -signal.SIGKILL):
-        message = f"not done in {part.seconds - KILL_AFTER} s; {message}"
+        message = f"not done in {2 * part.seconds} s; {message}"
     return Result(part, code, seconds, memory, message)
 
 
 def check(parts: Iterable[Part], folder: Path, dry_run: bool) -> list[Result]:
-    """Run the parts in order; print and return their results. If part `environment` finds no GPU, no later one runs."""
-    results, no_gpu = [], False
+    """Run the parts in order; print and return their results. If part `environment` finds no GPU, no later one runs.
+    Without `dry_run`, parts for more GPUs than there are do not run.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    results, no_gpu, gpus = [], False, len(visible.split(",") if visible else gpu_memory())
     for part in parts:
-        if no_gpu:
-            results.append(Result(part, None, message="there is no GPU"))
+        if no_gpu or (part.gpus > max(gpus, 1) and not dry_run):
+            results.append(Result(part, None, message="there is no GPU" if no_gpu else f"it needs {part.gpus} GPUs"))
             continue
-        print(f"{part.name} (at most {part.seconds} s) ...", flush=True)
+        print(f"{part.name} ({part.seconds} s, at most {2 * part.seconds}) ...", flush=True)
         results.append(result := run_part(part, folder, dry_run))
         print(f"    {result} after {result.seconds:.0f} s {result.message}", flush=True)
         if part.name == "environment":
@@ -131,7 +136,7 @@ def main(names: list[str]) -> int:
     table = table_of(results, folder)
     (folder / "table.md").write_text(table + "\n")
     print(f"\n{table}\n\nEverything of it: {os.path.relpath(folder, ROOT)}")
-    return int(any(result.code != 0 for result in results))
+    return int(any(result.code for result in results))
 
 
 if __name__ == "__main__":

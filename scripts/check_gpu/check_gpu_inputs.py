@@ -1,13 +1,16 @@
 """Makes the data and the model for check_gpu.sh: python scripts/check_gpu/check_gpu_inputs.py FOLDER MODEL
 
 The tasks' data go to FOLDER/countdown and FOLDER/search_task, and demonstrations of the second task to
-FOLDER/search_task/sft. If MODEL lies in FOLDER, it is the tiny model, which is made too. Nothing is downloaded.
+FOLDER/search_task/sft, and a tiny Qwen3 to FOLDER/qwen3. If MODEL lies in FOLDER, it is the tiny Qwen2,
+which is made too. Nothing is downloaded.
 """
 
 import asyncio
 import os
 import sys
 from pathlib import Path
+
+from transformers import AutoConfig, Qwen3Config, Qwen3ForCausalLM
 
 from recipe.arpo import sft_data
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
@@ -24,8 +27,13 @@ def make_inputs(folder: Path, model: Path, demonstrations: int) -> None:
     task = folder / "search_task"
     sizes = {"train_size": 512, "test_size": 8, "demo_size": demonstrations}
     asyncio.run(write_search_task(task, SearchTaskConfig(**sizes)))
+    config = TinyModelConfig(**TINY_MODEL, extra_words=EXTRA_WORDS)
     if folder in model.parents:
-        write_tiny_model(model, TinyModelConfig(**TINY_MODEL, extra_words=EXTRA_WORDS))
+        write_tiny_model(model, config)
+    qwen2 = AutoConfig.from_pretrained(write_tiny_model(folder / "qwen3", config)).to_dict()
+    of_qwen2 = ("model_type", "architectures", "layer_types")
+    qwen3 = Qwen3Config(**{key: value for key, value in qwen2.items() if key not in of_qwen2}, head_dim=64)
+    Qwen3ForCausalLM(qwen3).save_pretrained(folder / "qwen3")
     arguments = ["--input", task / "demonstrations.jsonl", "--output", task / "sft", "--tokenizer", model]
     sft_data.main([str(argument) for argument in arguments])
 

@@ -27,17 +27,30 @@ LATR = (
     "actor_rollout_ref.rollout.kt.prob_filter_rel_thres=0.8"
 )
 TOOLS = "actor_rollout_ref.rollout.tools.tool_instances.search.params.corpus=$DATA_DIR/corpus.jsonl"
+# What vLLM's two model runners do in different code, tried together. vLLM 0.24 takes V1 for Qwen2, the base model,
+# and V2 for Qwen3.
+FEATURES = {
+    "temperature": "sampler=tempered",
+    "seeds": "+actor_rollout_ref.rollout.custom.request_seeds=true",
+    "LoRA": "LORA_RANK=8",
+    "score": "credit=igpo",
+    "update=tree": "update=tree",
+}
+RUNNERS = {"V1": "MODEL_PATH=$BASE_MODEL", "V2": "MODEL_PATH=$QWEN3"}
 AGENT = f"MAX_PROMPT_LENGTH=128 MAX_RESPONSE_LENGTH=256 bash recipe/common/run_math.sh task=search_task {STEPS} {TOOLS}"
+ARPO = f"CONFIG_DIR=recipe/arpo/config METHOD=arpo {AGENT}"
+RUNNER = "LORA_RANK=8 {} " + " ".join([ARPO, *(text for text in FEATURES.values() if text != "LORA_RANK=8")])
+TWO_GPUS = "N_GPUS_PER_NODE=2 TENSOR_PARALLEL=2 {} {} " + f"{ARPO} trainer.n_gpus_per_node=2"
 SFT = "data.train_batch_size=32 $SFT_SETTINGS"
 
 
 class Part(NamedTuple):
-    """A bash command that runs in the repository's root for at most `seconds`.
+    """A bash command that runs in the repository's root and should take `seconds`; after twice as long it is ended.
 
-    With DRY_RUN=1 the `dry_command` runs instead, if there is one. The command sees HARDWARE=gpu, a RUN_DIR and
-    EXPERIMENT_NAME of its own, the DATA_DIR of `task`, CHECK_DIR (the folder of all parts), SFT_SETTINGS (overrides for
-    supervised training of the model), WARM (whether a part has made the warm start of `task`), and MODEL_PATH: the warm
-    start, or without one BASE_MODEL.
+    It needs `gpus` GPUs. With DRY_RUN=1 the `dry_command` runs instead, if there is one. The command sees HARDWARE=gpu,
+    a RUN_DIR and EXPERIMENT_NAME of its own, the DATA_DIR of `task`, CHECK_DIR (the folder of all parts), SFT_SETTINGS
+    (overrides for supervised training of the model), WARM (whether a part has made the warm start of `task`),
+    MODEL_PATH (the warm start, or without one BASE_MODEL), and QWEN3 (a tiny Qwen3 with random weights).
     """
 
     name: str
@@ -45,10 +58,11 @@ class Part(NamedTuple):
     command: str
     task: str = "countdown"
     dry_command: str = ""
+    gpus: int = 1
 
 
-# All time limits add up to 40 minutes; scripts/check_gpu/check_gpu.sh promises 45. With 16 cores and an H100 the part
-# `latr`, beside two others, took 220 seconds from its start to the end of its first step: imports, not the GPU.
+# The seconds add up to less than the hour that scripts/check_gpu/check_gpu.sh promises. With 16 cores and an H100 the
+# part `latr`, beside two others, took 220 seconds from its start to the end of its first step: imports, not the GPU.
 PARTS = (
     Part("environment", 40, "python scripts/check_gpu/check_gpu_environment.py"),
     Part("python_tool", 70, "python -m benchmarks.python_tool --measure --runs 1 --calls 40"),
@@ -59,7 +73,7 @@ PARTS = (
         dry_command="python -m benchmarks.gpu_kernels --device cpu --small --repeats 1",
     ),
     Part("inputs", 90, 'python scripts/check_gpu/check_gpu_inputs.py "$RUN_DIR" "$BASE_MODEL"'),
-    Part("warm_start", 100, f"MODEL_PATH=$BASE_MODEL bash recipe/common/run_warm_start.sh {SFT}"),
+    Part("warm_start", 130, f"MODEL_PATH=$BASE_MODEL bash recipe/common/run_warm_start.sh {SFT}"),
     Part(
         "grpo",
         240,
@@ -71,12 +85,16 @@ PARTS = (
     Part("hato", 240, f"{HATO_SCRIPT} {COUNTDOWN} {HATO}"),
     Part(
         "cold_start",
-        100,
+        130,
         f"MODEL_PATH=$BASE_MODEL DATA_DIR=$DATA_DIR/sft bash recipe/arpo/run_sft.sh trainer.total_epochs=1 {SFT}",
         task="search_task",
     ),
-    Part("arpo", 240, f"CONFIG_DIR=recipe/arpo/config METHOD=arpo {AGENT}", task="search_task"),
+    Part("arpo", 240, ARPO, task="search_task"),
     Part("aepo", 240, f"CONFIG_DIR=recipe/arpo/config METHOD=aepo {AGENT}", task="search_task"),
+    *(Part(f"runner_{name.lower()}", 240, RUNNER.format(model), "search_task") for name, model in RUNNERS.items()),
+    # shards and Ulysses; then shards and the prefix tree
+    Part("two_gpus_v1", 240, TWO_GPUS.format(RUNNERS["V1"], "SEQUENCE_PARALLEL=2"), "search_task", gpus=2),
+    Part("two_gpus_v2", 240, TWO_GPUS.format(RUNNERS["V2"], "") + " update=tree", "search_task", gpus=2),
     Part(
         "evaluation",
         180,
@@ -109,7 +127,9 @@ def environment_of(part: Part, folder: Path) -> dict[str, str]:
         "TRAIN_FILE": f"{data}/train.parquet",
         "VAL_FILE": f"{data}/test.parquet",
         "BASE_MODEL": base,
+        "QWEN3": f"{folder}/inputs/qwen3",
         "MODEL_PATH": str(warm) if warm.is_dir() else base,
         "WARM": str(warm.is_dir()).lower(),
     }
-    return {"CUDA_VISIBLE_DEVICES": "0"} | inherited | model_variables | part_variables
+    devices = ",".join(map(str, range(part.gpus)))
+    return {"CUDA_VISIBLE_DEVICES": devices} | inherited | model_variables | part_variables

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ("grpo", "dapo", "hapo", "latr", "hato", "arpo", "aepo")
 # benchmarks/gpu_kernels.py has a test of its own
-PARTS = ("environment", "python_tool", "inputs", "warm_start", "cold_start", *RECIPES, "evaluation")
+ON_RUNNERS = ("runner_v1", "runner_v2", "two_gpus_v1", "two_gpus_v2")
+PARTS = ("environment", "python_tool", "inputs", "warm_start", "cold_start", *RECIPES, *ON_RUNNERS, "evaluation")
 
 
 @pytest.fixture
@@ -85,8 +86,45 @@ def test_the_tiny_model_suits_flash_attention_and_flashinfer(dry_run):
     assert config["hidden_size"] // config["num_attention_heads"] in (64, 128, 256)
 
 
-def test_three_quarters_of_an_hour_are_enough(parts):
-    assert sum(part.seconds for part in parts) <= 45 * 60
+def tried(parts, runners, features) -> set[tuple[str, str]]:
+    """The pairs of a model runner and a feature that some part's command asks for."""
+    return {
+        (runner, feature)
+        for part in parts
+        for runner, model in runners.items()
+        for feature, text in features.items()
+        if {model, text} <= set(part.command.split())
+    }
+
+
+def test_both_model_runners_are_tried_with_every_feature(parts):
+    from check_gpu_parts import FEATURES, RUNNERS
+
+    features = ("temperature", "seeds", "LoRA", "score", "update=tree")
+    table = {(runner, feature) for runner in ("V1", "V2") for feature in features}
+    assert tried(parts, RUNNERS, FEATURES) == table
+    for name in ("runner_v1", "runner_v2"):
+        assert tried([part for part in parts if part.name != name], RUNNERS, FEATURES) < table
+
+
+@pytest.mark.parametrize(("part", "model"), [("runner_v1", "model"), ("runner_v2", "qwen3")])
+def test_the_parts_of_model_runners_have_what_they_try(dry_run, part, model):
+    folder, log = dry_run[0], (dry_run[0] / f"{part}.log").read_text()
+    config = json.loads((folder / f"inputs/{model}/config.json").read_text())
+    assert config["architectures"] == [{"model": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[model]]
+    assert config["head_dim" if model == "qwen3" else "hidden_size"] in (64, 256)
+    assert f"model:    {folder}/inputs/{model}\n" in log and "adv_estimator=igpo" in log
+    assert "LoRA:     rank 8" in log and "adaptive temperature" in log and "a seed for each request" in log
+
+
+@pytest.mark.parametrize("part", ["two_gpus_v1", "two_gpus_v2"])
+def test_two_gpus_are_used_where_there_are_two(dry_run, part):
+    workers = "workers:  1 node(s) x 2 cuda = 2, trainer fsdp2, 1 rollout replica(s) of 2"
+    assert workers in (dry_run[0] / f"{part}.log").read_text()
+
+
+def test_an_hour_is_enough(parts):
+    assert sum(part.seconds for part in parts) <= 60 * 60
     assert len({part.name for part in parts}) == len(parts)
     assert set(PARTS) == {part.name for part in parts} - {"kernels"}
 
@@ -113,15 +151,17 @@ def test_a_failure_and_a_hang_do_not_stop_the_rest(tmp_path):
     pid_file = tmp_path / "pid"
     hang = f"setsid sleep 300 & echo $! > {pid_file}; sleep 300"
     fail = "echo 'ValueError: a | b is wrong'; echo 'Whole log: here'; exit 7"
-    parts = f"(Part('fails', 60, {fail!r}), Part('hangs', 12, {hang!r}), Part('passes', 60, 'echo $RUN_DIR; sleep 1'))"
+    parts = f"(Part('fails', 60, {fail!r}), Part('hangs', 2, {hang!r}), Part('passes', 60, 'echo $RUN_DIR; sleep 1'), "
+    parts += "Part('slow', 1, 'sleep 1.2'), Part('wide', 60, 'false', gpus=3))"
     out = tmp_path / "out"
     started = time.monotonic()
     done = run_parts(out, parts, PATH=f"{smi.parent}:{os.environ['PATH']}")
     assert time.monotonic() - started < 60
     assert done.returncode == 1, done.stderr
-    fails, hangs, passes = rows_of(out)
+    fails, hangs, passes, slow, wide = rows_of(out)
     assert fails[:2] == ["fails", "FAILED"] and fails[4] == "ValueError: a / b is wrong"
-    assert hangs[:2] == ["hangs", "FAILED"] and hangs[4].startswith("not done in 2 s")
+    assert hangs[:2] == ["hangs", "FAILED"] and hangs[4].startswith("not done in 4 s")
+    assert slow[:2] == ["slow", "passed, slowly"] and wide[1:5:3] == ["not run", "it needs 3 GPUs"]
     assert passes[:2] == ["passes", "passed"] and passes[3] == "23,456"
     assert (out / "passes.log").read_text() == f"{out}/passes\n"
     assert not psutil.pid_exists(int(pid_file.read_text()))

@@ -63,7 +63,8 @@ class PaddedBatch:
         for row, segment in zip(keys, segments, strict=True):
             path = trie.segment_path(segment)
             row[: len(path)] = path
-        self.queries = torch.from_numpy(queries).to(device)  # (B, L) nodes
+        self.query_nodes = queries  # (B, L), on the CPU
+        self.queries = torch.from_numpy(queries).to(device)
         self.keys = torch.from_numpy(keys).to(device)  # (B, K) nodes, by depth
         self.query_depth = torch.from_numpy(trie.depth[queries]).to(device)  # (B, L)
         # whole sequences of one length need no explicit mask, and causal kernels skip the hidden scores
@@ -87,7 +88,7 @@ class PaddedSegments:
         place = np.empty(len(trie), dtype=np.int64)  # index of each node in the queries of all batches
         offset = 0
         for batch in self.batches:
-            queries = batch.queries.cpu().numpy().reshape(-1)
+            queries = batch.query_nodes.reshape(-1)
             place[queries] = offset + np.arange(len(queries))
             offset += len(queries)
         self.place = torch.from_numpy(place).to(device)  # (N,)

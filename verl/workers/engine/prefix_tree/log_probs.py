@@ -76,8 +76,10 @@ class TrieBatch:
             places.append(np.concatenate(nodes))
             node_of.append(row.of_row(nodes, fill=nodes[0][0]))
             at += len(nodes)
-        tokens, depth, parent = (
-            torch.from_numpy(values).to(device) for values in (self.trie.tokens, self.trie.depth, self.trie.parent)
+        inner = np.flatnonzero(self.trie.parent >= 0)
+        tokens, depth, self._inner, self._parents = (
+            torch.from_numpy(values).to(device)
+            for values in (self.trie.tokens, self.trie.depth, inner, self.trie.parent[inner])
         )
         self.model_inputs = {
             "input_ids": tokens[None],
@@ -95,8 +97,7 @@ class TrieBatch:
         before = self.trie.parent[following]
         self.own_nodes = torch.from_numpy(np.where(before < 0, own, before)).to(device)
         self.next_nodes = torch.from_numpy(following).to(device)
-        self._inner = torch.nonzero(parent >= 0)[:, 0]
-        self._parents, self._tokens = parent[self._inner], tokens[self._inner]
+        self._tokens = tokens[self._inner]
 
     def scale(self, logits: torch.Tensor) -> torch.Tensor:
         """Return `logits` (N, V) divided by the nodes' temperatures."""

@@ -27,7 +27,7 @@ class TransformersEngine(RolloutEngine):
             return []
         inputs = torch.tensor([tokens], device=self.model.device)
         with torch.inference_mode():
-            logits = self.model(inputs, logits_to_keep=n + 1).logits[0, :-1]
+            logits = self.model(inputs, logits_to_keep=n + 1, use_cache=False).logits[0, :-1]
         log_probs = logits.float().log_softmax(-1)
         return log_probs.gather(-1, inputs[0, -n:, None]).squeeze(-1).tolist()
 
