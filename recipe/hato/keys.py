@@ -225,5 +225,6 @@ def hato_keys(config: DictConfig) -> HATOConfig:
 REWARD_KEYS = {
     key: value
     for key, value in asdict(HATOConfig()).items()
-    if key in ("verification_threshold", "path_reward", "causal_reward", "reward_weights", "train_on_local_reward_alone")
+    if key
+    in ("verification_threshold", "path_reward", "causal_reward", "reward_weights", "train_on_local_reward_alone")
 }

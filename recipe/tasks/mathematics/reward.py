@@ -13,8 +13,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
     """Score a response as `comparison.compute_score` does. Prompts of DAPO-Math-17k as it is published (data source
     math_dapo) ask for a last line "Answer: ...", which counts where the response has no `\\boxed{...}`.
 
-    >>> compute_score("math_dapo", "So it is.\\nAnswer: 34", "34")["acc"], compute_score("math", "Answer: 34", "34")["acc"]
-    (1.0, 0.0)
+    >>> [compute_score(source, "So it is.\\nAnswer: 34", "34")["acc"] for source in ("math_dapo", "math500")]
+    [1.0, 0.0]
     """
     if "math_dapo" in str(data_source) and isinstance(solution_str, str) and last_boxed(solution_str) is None:
         lines = ANSWER_LINE.findall(solution_str)
