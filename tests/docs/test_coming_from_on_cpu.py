@@ -81,19 +81,31 @@ def search_key(monkeypatch):
     monkeypatch.setenv("BRIGHTDATA_ZONE", "none")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_passes_the_checks(command, tmp_path):
-    (tmp_path / "python").write_text(SHIM)
-    (tmp_path / "python").chmod(0o755)
-    (tmp_path / "vllm").symlink_to(tmp_path / "python")
+@pytest.fixture
+def shims(tmp_path) -> Path:
+    """A folder with a python and a vllm that write down their arguments, and data of a cold start."""
+    for name in ("python", "vllm"):
+        (tmp_path / name).write_text(SHIM)
+        (tmp_path / name).chmod(0o755)
     (tmp_path / "train.parquet").touch()
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "VIRTUAL_ENV": sys.prefix, "DRY_RUN": "1"}
-    environment |= {"CALLS": str(tmp_path / "calls"), "BRIGHTDATA_API_KEY": "none", "BRIGHTDATA_ZONE": "none"}
+    return tmp_path
+
+
+def calls_of(command: str, shims: Path) -> list[list[str]]:
+    """Return the arguments of each python that the command starts."""
+    (shims / "calls").unlink(missing_ok=True)
+    environment = {"PATH": f"{shims}:/usr/bin:/bin", "VIRTUAL_ENV": sys.prefix, "DRY_RUN": "1"}
+    environment |= {"CALLS": str(shims / "calls"), "BRIGHTDATA_API_KEY": "none", "BRIGHTDATA_ZONE": "none"}
     if "run_sft" in command:
-        environment["DATA_DIR"] = str(tmp_path)
+        environment["DATA_DIR"] = str(shims)
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    calls = [call.split("\037")[:-1] for call in (tmp_path / "calls").read_text().split("\036")[:-1]]
+    return [call.split("\037")[:-1] for call in (shims / "calls").read_text().split("\036")[:-1]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_passes_the_checks(command, shims):
+    calls = calls_of(command, shims)
     if "export.sh" in command or "serve.sh" in command:
         assert any("outputs/exported" in call or "FOLDER" in call for call in calls)
         return
@@ -104,6 +116,45 @@ def test_a_command_passes_the_checks(command, tmp_path):
             with initialize_config_dir(str(ROOT / folder), version_base=None):
                 compose(name, overrides=arguments if name == "evaluate" else [f"hydra.searchpath=[{SFT}]", *arguments])
     assert any(map(config_of, calls)), "the script started no trainer and no evaluation"
+
+
+SWITCHES = {
+    "adaptive_clip",
+    "adaptive_advantage",
+    "adaptive_temperature",
+    "adv_estimator",
+    "loss_mode",
+    "experiment_name",
+}
+SWITCHES |= {"default_local_dir"}
+
+
+@pytest.mark.parametrize(
+    ("baseline", "own"),
+    [
+        ("dapo", {"clip_ratio_high": 0.28}),
+        ("forking", {"clip_ratio_high": 0.28}),
+        ("archer", {"low_entropy_kl_loss_scale_coef": 0.001, "use_kl_loss": True, "kl_loss_coef": 0.0}),
+        ("edge", {"clamp": False}),
+    ],
+)
+def test_a_baseline_differs_from_hapo_in_its_parts_alone(baseline, own, shims):
+    """By hand: DAPO's clip, Archer's KL, EDGE's own key; model, data, batch, filter and dual clip are HAPO's."""
+    values = []
+    for command in ("run_qwen3_8b.sh", "run_baseline.sh"):
+        calls = calls_of(f"BASELINE={baseline} MODEL=qwen3_8b bash recipe/hapo/{command}", shims)
+        ((_, name, arguments),) = filter(None, map(config_of, calls))
+        dry_run("hapo", name, *arguments)
+        values.append(leaves(OmegaConf.to_container(composed(name, *arguments, recipe="hapo"))))
+    hapo, other = values
+    changed = {key.rpartition(".")[2]: other[key] for key in other if key not in hapo or hapo[key] != other[key]}
+    assert {key: value for key, value in changed.items() if key not in SWITCHES} == own
+    assert not any(changed[key] for key in SWITCHES if key.startswith("adaptive"))
+
+
+def leaves(values: dict, prefix: str = "") -> dict:
+    parts = [leaves(v, f"{prefix}{k}.") if isinstance(v, dict) else {f"{prefix}{k}": v} for k, v in values.items()]
+    return {key: value for part in parts for key, value in part.items()}
 
 
 @pytest.mark.parametrize("command", MODULES)
