@@ -1,4 +1,4 @@
-"""Translates former names of reward modules and tool classes, and the names of ARPO's authors, which configs may hold.
+"""Translates names of reward modules and tool classes that configs may hold: former ones, and those of published configs.
 
 docs/moved.md lists all modules that have moved; imports of these are not translated.
 """
