@@ -1,4 +1,4 @@
-"""Translates names of reward modules and tool classes that configs may hold: former ones, and those of published configs.
+"""Translates names of reward modules and tool classes in configs: former names, and those of published configs.
 
 docs/moved.md lists all modules that have moved; imports of these are not translated.
 """
