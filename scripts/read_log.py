@@ -42,7 +42,7 @@ class Cell(NamedTuple):
 
 
 def read_log(path: Path) -> list[Cell]:
-    """Return all results of a log: a run folder, a `.jsonl` file, or else an evaluation log.
+    """Return all results of a log: a run folder or its train.log, a `.jsonl` file, or else an evaluation log.
 
     Raises:
         FileNotFoundError, ValueError: there is no such log, a line is damaged, or the log has no results; the message
@@ -50,6 +50,8 @@ def read_log(path: Path) -> list[Cell]:
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such log")
+    if path.name == "train.log":  # what a run prints; its numbers lie beside it
+        path = path.parent
     is_training = path.is_dir() or path.suffix == ".jsonl"
     return _training_cells(path) if is_training else _evaluation_cells(path)
 

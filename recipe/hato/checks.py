@@ -135,7 +135,7 @@ def check_meta_learning(config: DictConfig) -> None:
     if filters_groups(config):
         raise ValueError(
             "hato.meta_learning.enable with algorithm.filter_groups.enable: prompts that replace dropped ones would "
-            "come from other domains than the episode's"
+            "come from other domains than the episode's: set one of the two to false"
         )
     strategy = config.actor_rollout_ref.actor.strategy
     if strategy not in META_STRATEGIES:

@@ -6,6 +6,7 @@ Rewards are in [0, 1]:
     R_local    reward that the rollout gave the step (`LOCAL_REWARDS`); 0 without it
     R_path     best outcome below the step, cut to [0, 1], or the mean of the outcomes
     R_causal   share of right answers below the step minus that below its siblings, at least 0; R_path without siblings
+               (`hato.causal_reward=notes`: see `_causal_of_notes`)
     R          alpha R_local + beta R_path + gamma R_causal
 
     problem ─┬─ 1 ─┬─ 2 right    R_path    1: 1   2: 1   3: 0   4: 0
@@ -122,7 +123,11 @@ def step_credit(
         path.scatter_reduce_(0, nodes.pass_node, rewards[nodes.pass_row], "amax")
     answers = torch.stack([weights * is_right, weights * has_answer])
     right_below, answers_below = map(nodes.sum_below, answers)
-    causal = _causal_rewards(nodes, right_below / below, below, path)
+    if hato.causal_reward == "notes":
+        successes = nodes.sum_below(weights * (rewards > 0))
+        causal = _causal_of_notes(nodes, nodes.sum_below(weights * rewards), successes, draws, path)
+    else:
+        causal = _causal_rewards(nodes, right_below / below, below, path)
     verified = hato.reward_weights.beta * path + hato.reward_weights.gamma * causal
     total = hato.reward_weights.alpha * local + verified
     advantages, varies = _sibling_advantages(nodes, total, verified, draws, hato, epsilon, norm_adv_by_std_in_grpo)
@@ -147,6 +152,26 @@ def _causal_rewards(nodes: Nodes, right: torch.Tensor, below: torch.Tensor, path
     # Only children are masked first, because a difference of equal sums may be off by rounding.
     others = siblings_right / siblings_below.masked_fill(alone, 1)
     return torch.where(alone, path, (right - others).clamp(min=0)).masked_fill(right == 0, 0)
+
+
+def _causal_of_notes(
+    nodes: Nodes, total: torch.Tensor, successes: torch.Tensor, draws: torch.Tensor, path: torch.Tensor
+) -> torch.Tensor:
+    """Return R_causal (N,) as the design notes define it: the mean reward of the successful paths (reward above 0)
+    through a step, minus the mean over its siblings, each as often as it was drawn, of their such means.
+
+    Siblings on no successful path do not count. The result is at least 0, R_path for an only child, and 0 for leaves
+    and steps on no successful path.
+
+    Args:
+        total, successes: (N,) sum of the rewards of the successful paths through a step, and their number.
+    """
+    mean, counted = _share(total, successes), draws * (successes > 0)
+    n_others = nodes.sum_of_siblings(counted) - counted
+    others = _share(nodes.sum_of_siblings(counted * mean) - counted * mean, n_others).masked_fill(n_others == 0, 0)
+    is_leaf = torch.ones_like(successes, dtype=torch.bool).index_fill_(0, nodes.parent[nodes.parent >= 0], False)
+    causal = torch.where(_is_alone(nodes), path, (mean - others).clamp(min=0))
+    return causal.masked_fill(is_leaf | (successes == 0), 0)
 
 
 def _sibling_advantages(

@@ -135,7 +135,8 @@ class MetaLearningConfig:
     """Meta-learning of the policy's parameters over domains (`data_source`).
 
     Args:
-        method: `reptile`: theta += meta_lr (theta_inner - theta) after n_inner_steps; `maml`: first order.
+        method: `reptile`: theta += meta_lr (theta_inner - theta) after n_inner_steps; `maml`: first order, whose outer
+            step is one of the actor's optimizer and does not read meta_lr.
         inner_lr: learning rate of maml's inner steps, by plain gradient descent; reptile uses the actor's optimizer.
     """
 
@@ -171,6 +172,9 @@ class HATOConfig:
     Args:
         verification_threshold: reward above which an answer counts as right.
         path_reward: R_path of a step: the `best` or the `mean` reward of the paths through it, cut to [0, 1].
+        causal_reward: R_causal of a step on a right path. `share`: the share of right answers below it minus that below
+            its siblings. `notes`: as the design notes define it, the mean reward of its successful paths minus the mean
+            of its siblings' such means; 0 for a leaf.
         local_reward: `heuristic`; the dotted name of a function (see local_reward.py); `answer_likelihood`: the
             policy's probability of the reference answer after the step (see rollout/answer_likelihood.py), which
             reward_weights.alpha=0 keeps out of the training; or `reward_loop`: verl's reward loop, where a process
@@ -189,6 +193,7 @@ class HATOConfig:
     memory: MemoryConfig = Field(default_factory=MemoryConfig)
     verification_threshold: float = 0.5
     path_reward: Literal["best", "mean"] = "best"
+    causal_reward: Literal["share", "notes"] = "share"
     local_reward: str = HEURISTIC
     train_on_local_reward_alone: bool = False
 
@@ -220,5 +225,6 @@ def hato_keys(config: DictConfig) -> HATOConfig:
 REWARD_KEYS = {
     key: value
     for key, value in asdict(HATOConfig()).items()
-    if key in ("verification_threshold", "path_reward", "reward_weights", "train_on_local_reward_alone")
+    if key
+    in ("verification_threshold", "path_reward", "causal_reward", "reward_weights", "train_on_local_reward_alone")
 }

@@ -24,11 +24,19 @@ def in_our_names(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, 
             contradict the notes' key.
 
     Raises:
-        ValueError: a key of the notes and ours have different values.
+        ValueError: a key of the notes and ours have different values, or `outer_lr` is set for maml.
     """
     values = deepcopy(values)
     for theirs, ours in OUR_KEYS.items():
         _rename(values, theirs, ours, defaults)
+    meta = values.get("meta_learning")
+    if isinstance(meta, dict) and "outer_lr" in meta:
+        if meta.get("method", defaults["meta_learning"]["method"]) == "maml":
+            raise ValueError(
+                f"hato.meta_learning.outer_lr={meta['outer_lr']}: the outer step of maml is one of the actor's "
+                "optimizer: leave it out, and set actor_rollout_ref.actor.optim.lr"
+            )
+        meta.pop("outer_lr")  # of the other method, as n_bootstrap of another than bootstrap
     uncertainty = values.get("uncertainty")
     if isinstance(uncertainty, dict):
         method = uncertainty.get("method", defaults["uncertainty"]["method"])

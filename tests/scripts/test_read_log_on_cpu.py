@@ -150,6 +150,8 @@ def test_training_and_evaluation_of_one_experiment_share_a_row(read_log, tmp_pat
     run = write_run(tmp_path / "hapo", (200, {"val-core/countdown/acc/mean@4": 0.25}))
     log = write_log(tmp_path / "eval.log", RESULT)
     output = tmp_path / "metrics.csv"
+    (run / "train.log").write_text("step:200 - val-core/countdown/acc/mean@4:0.25\n")
+    assert read_log.read_log(run / "train.log") == read_log.read_log(run)
     read_log.main([str(run), str(log), "--output", str(output)])
     header, rows = read_csv(output)
     assert len(rows) == 1

@@ -1,4 +1,4 @@
-"""Translates the former names of reward modules and tool classes, which configs and running jobs may still hold.
+"""Translates names of reward modules and tool classes in configs: former names, and those of published configs.
 
 docs/moved.md lists all modules that have moved; imports of these are not translated.
 """
@@ -10,11 +10,13 @@ REWARDS = {
     "math_equivalence": "recipe.tasks.mathematics.reward",
     "walk": "recipe.tasks.walk.reward",
 }
-TOOLS = {"search_tool": "search.tool", "mcp_tool": "mcp.tool"}
+TOOLS = {"search_tool": "search.tool", "mcp_tool": "mcp.tool", "python_tool": "python.tool"}
 # former module -> module
 MOVED = {f"verl.utils.reward_score.{old}": new for old, new in REWARDS.items()}
 MOVED |= {f"verl.workers.rollout.tools.{old}": f"verl.workers.rollout.tools.{new}" for old, new in TOOLS.items()}
 MOVED["recipe.common.tasks.walk"] = "recipe.tasks.walk.data"
+# the search in the scripts of arXiv 2507.19849
+MOVED["verl.workers.agent.tools.search_tool"] = MOVED["verl.workers.rollout.tools.search_tool"]
 
 
 def present_name(name: str) -> str:

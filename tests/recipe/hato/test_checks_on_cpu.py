@@ -60,7 +60,7 @@ def test_the_notes_values_are_a_choice(hardware):
     assert asdict(uncertainty.model_config) == {"hidden_size": 128, "n_layers": 2, "dropout": 0.1}
     meta = hato.meta_learning
     assert (meta.method, meta.inner_lr, meta.meta_lr, meta.n_inner_steps) == ("reptile", 0.01, 0.1, 5)
-    assert hato.verification_threshold == 0.7 and hato.train_on_local_reward_alone
+    assert hato.verification_threshold == 0.7 and hato.train_on_local_reward_alone and hato.causal_reward == "notes"
     assert (whole.algorithm.adv_estimator, filters.enable, filters.max_num_gen_batches) == ("hato", True, 5)
     assert whole.actor_rollout_ref.rollout.temperature == 0.7
 

@@ -171,6 +171,10 @@ def test_rewards_that_differ_by_rounding_are_equal():
 # -- against a slow version --
 
 
+def successes(tree: Tree, step: int) -> list[float]:
+    return [min(1.0, outcome) for outcome in tree.answers_below(step) if outcome > 0]
+
+
 def slow_parts(tree: Tree, number: int, hato: HATOConfig) -> tuple[float, float, float, float]:
     """R_path, R_causal, their weighted sum and R of a step, by definition: the answers below, listed."""
     below = tree.answers_below(number)
@@ -179,7 +183,14 @@ def slow_parts(tree: Tree, number: int, hato: HATOConfig) -> tuple[float, float,
     others = [step for step in tree.children(tree.parent[number]) if step != number]
     answers = [outcome for step in others for outcome in tree.answers_below(step) * tree.draws[step]]
     right, beside = ([outcome > hato.verification_threshold for outcome in of] for of in (below, answers))
-    if not any(right):
+    if hato.causal_reward == "notes":
+        own = successes(tree, number)
+        beside = [np.mean(of) for step in others for _ in range(tree.draws[step]) if (of := successes(tree, step))]
+        if not own or number in tree.outcomes:
+            causal = 0.0
+        else:
+            causal = max(0.0, np.mean(own) - (np.mean(beside) if beside else 0.0)) if others else path
+    elif not any(right):
         causal = 0.0
     elif not others:
         causal = path
@@ -207,6 +218,7 @@ def slow_advantage(tree: Tree, number: int, hato: HATOConfig, norm: bool) -> flo
 
 SETTINGS = [
     HATOConfig(),
+    HATOConfig(causal_reward="notes"),
     HATOConfig(train_on_local_reward_alone=True, path_reward="mean"),
     settings(alpha=0.3, beta=0.0, gamma=1.0, verification_threshold=0.05),
     settings(alpha=1.0, beta=0.0, gamma=0.0),
@@ -243,6 +255,16 @@ def test_random_forests_against_the_slow_version(seed, hato):
         every = [outcome > hato.verification_threshold for outcome in tree.answers_below(None)]
         share = credit.prompt_right[list(credit.nodes.prompts).index(f"prompt {i}")]
         assert share.item() == pytest.approx(np.mean(every))
+
+
+def test_the_notes_causal_reward_by_hand():
+    """Right answers of 1: 1 where no sibling is on a right path, else 0; leaves have none, a lone step its R_path."""
+    tree = Tree([[1.0, 0.0], [[0.0, 1.0]], [0.0, 0.0]])  # 1: 2 3; 4: 5: 6 7; 8: 9 10
+    causal = by_step(tree, credit := credit_of(tree, settings(causal_reward="notes")), credit.causal)
+    assert causal == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0], "1 and 4 are both on right paths, and 5 is alone"
+    tree = Tree([[1.0, 0.5], [0.2, 0.0], [0.0]])
+    causal = by_step(tree, credit := credit_of(tree, settings(causal_reward="notes")), credit.causal)
+    assert causal == pytest.approx([0.75 - 0.2, 0, 0, 0, 0, 0, 0, 0]), "the third step is on no right path"
 
 
 # -- any rows --

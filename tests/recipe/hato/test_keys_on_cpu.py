@@ -16,7 +16,7 @@ def test_a_wrong_key_is_named(values, message):
     assert says(error.value, message)
 
 
-# the design notes' own file, in their names, without what has no counterpart here
+# the design notes' own file, in their names
 NOTES = {
     "tree": {"max_depth": 3, "branching_factor": 5, "search_algorithm": "beam", "max_nodes_per_level": 5},
     "reward_weights": {"alpha": 0.4, "beta": 0.5, "gamma": 0.1},
@@ -29,7 +29,7 @@ NOTES = {
         "n_bootstrap": 5,
         "model_config": {"hidden_size": 128, "n_layers": 2},
     },
-    "meta_learning": {"type": "reptile", "inner_lr": 0.01, "meta_lr": 0.1, "n_inner_steps": 5},
+    "meta_learning": {"type": "reptile", "inner_lr": 0.01, "outer_lr": 0.001, "meta_lr": 0.1, "n_inner_steps": 5},
     "memory": {"pruning_threshold": 0.2, "max_nodes": 1000},
     "verification_threshold": 0.7,
 }

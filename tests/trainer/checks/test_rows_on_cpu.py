@@ -245,6 +245,22 @@ def test_a_reward_function_of_the_users_that_fails_is_named(tmp_path, text, mess
     check_reward_rows(config)
 
 
+@pytest.mark.parametrize("returns", ["1.0", '{"score": 1.0}', None])
+def test_a_metric_of_the_group_filter_that_the_reward_does_not_return_is_named(tmp_path, returns):
+    """None: a reward of ours, whose rows are checked by its module."""
+    own = (
+        own_reward(tmp_path, f"def compute_score(**row):\n    return {returns}")
+        if returns
+        else reward_of("mathematics")
+    )
+    config = rewards(tmp_path, own, ["math_dapo"])
+    config.algorithm = {"filter_groups": {"enable": True, "metric": "rewards"}}
+    with pytest.raises(ValueError, match="row 0: .*algorithm.filter_groups.metric also needs rewards"):
+        check_reward_rows(config)
+    config.algorithm.filter_groups.metric = {"1.0": "acc", '{"score": 1.0}': "score", None: "acc"}[returns]
+    check_reward_rows(config)
+
+
 ALARM = "import signal\n\ndef limit():\n    signal.signal(signal.SIGALRM, print)\n    signal.alarm(1)\n\n"
 
 

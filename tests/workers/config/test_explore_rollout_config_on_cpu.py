@@ -68,10 +68,10 @@ def test_the_authors_yaml_works_as_it_is():
           fail_on_error: false
           tool_instances:
             python:
-              class_path: verl.workers.rollout.tools.python.tool.PythonTool
+              class_path: verl.workers.rollout.tools.python_tool.PythonTool
               params: {conda_path: /path/to/conda, conda_env: verl}
             search:
-              class_path: verl.workers.rollout.tools.search.tool.BingSearchTool
+              class_path: verl.workers.agent.tools.search_tool.BingSearchTool
               params: {zone: mine, max_results: 10, result_length: 1000, location: cn, async_cache_write: true}
         """
     )

@@ -25,10 +25,14 @@ from verl.utils.parts import credit_of
 from verl.utils.token_fields import RewardField
 from verl.utils.user_code import finite_number
 from verl.workers.config.explore import needs_answers
+from verl.workers.config.schedule import filters_groups
 from verl.workers.rollout.answer_likelihood import reference_answers
 from verl.workers.rollout.engines.interface import result_in_thread
 
 REWARD = "reward.custom_reward_function"
+CONVERT = "docs/coming_from.md says how to convert other files"
+FILTER_METRIC = "algorithm.filter_groups.metric"
+MANAGERS_METRICS = ("reward", "response_length", "overlong", "overlong_reward")  # not of the reward function
 
 
 def local_files(files) -> list[str]:
@@ -78,7 +82,9 @@ def check_data_files(key: str, files, prompt_key: str) -> None:
             raise ValueError(f"{key}: {file} is not a readable parquet file ({error})") from error
         for column in (prompt_key, "data_source", "reward_model"):
             if column not in schema.names:
-                raise ValueError(f"{key}: {file} has no column '{column}'; its columns: {', '.join(schema.names)}")
+                raise ValueError(
+                    f"{key}: {file} has no column '{column}'; its columns: {', '.join(schema.names)}; {CONVERT}"
+                )
         _check_table(f"{key}: {file}", pq.read_table(file, columns=[prompt_key, "data_source", "reward_model"]))
     _check_same_columns(key, local_files(files))
 
@@ -102,7 +108,7 @@ def _check_table(where: str, table: pa.Table) -> None:
     prompts, reward_models = table[prompt_key], table["reward_model"]
     if not _holds_messages(prompts.type):
         expected = f"column '{prompt_key}' must hold lists of {{role, content}} messages"
-        raise ValueError(f"{where}: {expected}, is {prompts.type}")
+        raise ValueError(f"{where}: {expected}, is {prompts.type}; {CONVERT}")
     if not pa.types.is_struct(reward_models.type) or reward_models.type.get_field_index("ground_truth") < 0:
         raise ValueError(f"{where}: column 'reward_model' must hold a 'ground_truth', is {reward_models.type}")
     problems = {
@@ -153,9 +159,10 @@ def _incomplete(messages: pa.ChunkedArray) -> pa.ChunkedArray:
 def check_reward_rows(config: DictConfig) -> None:
     """Check every row by `check_row(data_source, ground_truth, extra_info, **reward_kwargs)` of the reward's module.
 
-    If the module has no `check_row`, the reward function is tried for the first row of each data source of a file,
-    unless `trainer.try_reward` is false or it needs a model that only the run serves. Without a reward function of the
-    run's own, upstream's is tried, which knows some data sources only.
+    If the module has no `check_row`, the reward function is tried for the first row of each data source of a file, and
+    else for the first row if the run reads further numbers of it, unless `trainer.try_reward` is false or it needs a
+    model that only the run serves. Without a reward function of the run's own, upstream's is tried, which knows some
+    data sources only.
     """
     reward = config.reward.custom_reward_function
     is_own = bool(reward.get("path"))
@@ -164,11 +171,11 @@ def check_reward_rows(config: DictConfig) -> None:
     check = getattr(module, "check_row", None)
     manager = OmegaConf.select(config, "reward.reward_manager.source", default="register")
     tries = config.trainer.get("try_reward", True) and (is_own or manager == "register")  # another one may score
-    if check is None and (not tries or OmegaConf.select(config, "reward.reward_model.enable", default=False)):
+    tries = tries and not OmegaConf.select(config, "reward.reward_model.enable", default=False)
+    if check is None and not tries:
         return
-    credit = credit_of(OmegaConf.select(config, "algorithm.adv_estimator"))
     for key in ("train_files", "val_files"):
-        numbers = credit.reward_fields if credit and key == "train_files" else ()
+        numbers = _numbers_read(config) if key == "train_files" else []
         for file in data_files(config, key)[0]:
             untried = set(pq.read_table(file, columns=["data_source"])["data_source"].unique().to_pylist())
             for number, row in enumerate(_reward_fields(file)):
@@ -176,11 +183,24 @@ def check_reward_rows(config: DictConfig) -> None:
                     continue
                 untried.discard(row["data_source"])
                 try:
-                    check(**row, **settings) if check else _try(getattr(module, name), row, settings, numbers)
+                    if check:
+                        check(**row, **settings)
+                    if check is None or (tries and numbers and number == 0):
+                        _try(getattr(module, name), row, settings, numbers)
                 except ValueError as error:
                     raise ValueError(f"data.{key}: {file}: row {number}: {error}") from error
                 if check is None and not untried:
                     break
+
+
+def _numbers_read(config: DictConfig) -> list[RewardField]:
+    """Return the numbers beside the score that credit and group filter read of the reward function."""
+    credit = credit_of(OmegaConf.select(config, "algorithm.adv_estimator"))
+    numbers = list(credit.reward_fields) if credit else []
+    metric = OmegaConf.select(config, FILTER_METRIC)
+    if filters_groups(config) and metric and metric not in MANAGERS_METRICS:
+        numbers.append(RewardField(metric, FILTER_METRIC))
+    return numbers
 
 
 def check_reference_answers(config: DictConfig) -> None:
@@ -248,7 +268,7 @@ def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[Reward
         message = f"{REWARD} returns {result!r}, expected a finite number, or a dictionary with score"
         raise ValueError(message) from None
     for number in numbers:
-        if is_dict and number.name not in result:
+        if number.name not in (result if is_dict else ("acc",)):
             raise ValueError(
                 f"{REWARD} returns {result!r}, but {number.needed_by} also needs {number.name}; {leave_out}"
             )

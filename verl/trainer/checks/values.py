@@ -65,6 +65,7 @@ LEGACY = {
     "sandbox_fusion": "reward.sandbox_fusion",
     "reward_model.num_workers": "reward.num_workers",
     "reward_model.reward_manager": "reward.reward_manager.name",
+    "reward_model.reward_kwargs": "reward.reward_kwargs",
     "reward_model": "reward.reward_model",
 }
 

@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 
 from recipe.tasks.mathematics.data import main
+from recipe.tasks.mathematics.reward import compute_score
 from tests.tables import table
 from verl.evaluation.questions.prompts import BOXED_INSTRUCTION
 from verl.trainer.checks.rows import check_data_files
-from verl.utils.math_answers.comparison import compute_score
 
 DAPO_PROMPT = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
@@ -70,6 +70,21 @@ def test_each_layout(tmp_path, name, suffix):
     assert row["reward_model"] == {"style": "rule", "ground_truth": answer}
     assert row["extra_info"] == {"index": 0, "split": "train" if name in ("math", "dapo-math-17k") else "test"}
     assert compute_score(name, rf"\boxed{{{answer}}}", row["reward_model"]["ground_truth"])["acc"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("source", "response", "right"),
+    [
+        ("math_dapo", "Answer: 33\nanswer: $34$.", 1),
+        ("math_dapo", "Answer: 33", 0),
+        ("math_dapo", r"\boxed{33} Answer: 34", 0),
+        ("math_dapo", "Answer: }", 0),
+        ("math_dapo", "answer" + " \n" * 100_000, 0),
+        ("math500", "Answer: 34", 0),
+    ],
+)
+def test_without_a_box_the_last_answer_line_counts_where_the_prompt_asks_for_it(source, response, right):
+    assert compute_score(source, response, "34")["acc"] == right
 
 
 def test_repeats_are_left_out_and_contradictions_told(tmp_path, capsys):

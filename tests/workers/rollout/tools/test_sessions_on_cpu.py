@@ -123,3 +123,22 @@ def test_tools_without_sessions_have_no_state():
         return call.text, states
 
     assert asyncio.run(run()) == ("about q", None)
+
+
+class PythonNotes(NoteTool):
+    name = trigger_tag = "python"
+
+
+def test_calls_of_tools_that_a_row_does_not_select_end_no_turn():
+    """As with environment=chat, the row says so by `extra_info.tool_selection` or a column `tools`."""
+    entries = {name: {"class_path": f"{__name__}.{name}"} for name in ("NoteTool", "PythonNotes")}
+    worker = Tools(ToolBox(ToolsConfig(tool_instances=entries)), Protocol(TOKENIZER, ["search", "python"]))
+    turn = encode("<search>x</search><python>1</python>")
+    first = len(encode("<search>x</search>"))
+    rows = [{}, {"tools": None}, {"tools": ["python"]}, {"extra_info": {"tool_selection": ["python"]}}]
+    assert [worker.open(row, 0).ends(turn, ()).n_tokens for row in rows] == [first, first, len(turn), len(turn)]
+    assert worker.open(rows[2], 0).stops([]) == ["</python>"]
+    with pytest.raises(
+        ValueError, match="row 7: tools names fly, and the tools of actor_rollout_ref.rollout are search, "
+    ):
+        worker.open({"index": 7, "tools": ["fly"]}, 0)

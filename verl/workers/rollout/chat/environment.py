@@ -109,20 +109,7 @@ class Chat(Environment):
         Raises:
             ValueError: the row names a tool that there is not.
         """
-        key, names = "extra_info.tool_selection", (row.get("extra_info") or {}).get("tool_selection")
-        if names is None:
-            key, names = "tools", row.get("tools")
-        if names is None or not len(names):
-            return self._of_prompt(self.box.tools)
-        selected = [names] if isinstance(names, str) else list(names)
-        if unknown := [name for name in selected if not (isinstance(name, str) and name in self.box.tools)]:
-            raise ValueError(
-                f"row {row.get('index')}: {key} names {', '.join(map(str, unknown))}, and the tools of "
-                f"actor_rollout_ref.rollout are {', '.join(self.box.tools)}"
-            )
-        return self._of_prompt(selected)
-
-    def _of_prompt(self, names: Iterable[str]) -> "Chat":
+        names = self.box.selected_by(row)
         return Chat(self.box, self.reader, self.template, self.multi_turn, self.pool, names)
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """The environment of `environment=tools`: a turn ends with a closing tag, and the tool's result follows."""
 
 import copy
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -32,11 +32,20 @@ class Tools(Environment):
         self.sessions = ToolSessions(tools, self.pool)
         self.call_limit = tools.config.call_limit
         self.max_result_tokens = tools.config.max_result_tokens
-        self.description = self._description() if tools.config.describe_in_prompt else ""
+        self.description = self._description(tools.tools) if tools.config.describe_in_prompt else ""
+        if tools.config.describe_in_prompt and not self.description:
+            raise ValueError(
+                "actor_rollout_ref.rollout.tools.describe_in_prompt=true: none of the tools "
+                f"{', '.join(self.tools.tools)} describes itself; set it to false, and let the data's prompts name them"
+            )
 
     def open(self, row: Mapping[str, Any], seed: int) -> "Tools":
-        opened = copy.copy(self)
+        """Return the environment with the tools that the row selects: of others, no tag ends a turn."""
+        opened, selected = copy.copy(self), self.tools.selected_by(row)
         opened.sessions = ToolSessions(self.tools, self.pool)
+        if len(selected) < len(self.tools.tools):
+            opened.protocol = self.protocol.with_tools(selected)
+            opened.description = self.description and self._description(selected)
         return opened
 
     async def close(self) -> None:
@@ -45,17 +54,12 @@ class Tools(Environment):
     async def stop(self) -> None:
         await self.tools.close()
 
-    def _description(self) -> str:
-        """Return the text that a prompt's system message gets with `describe_in_prompt`. Descriptions are text from
-        outside, as results are."""
-        described = {tag: tool.description for tag, tool in self.tools.tools.items() if tool.description}
-        if not described:
-            raise ValueError(
-                "actor_rollout_ref.rollout.tools.describe_in_prompt=true: none of the tools "
-                f"{', '.join(self.tools.tools)} describes itself; set it to false, and let the data's prompts name them"
-            )
+    def _description(self, tags: Iterable[str]) -> str:
+        """Return the text that a prompt's system message gets with `describe_in_prompt`; empty if none of the tools
+        describes itself. Descriptions are text from outside, as results are."""
+        described = {tag: text for tag in tags if (text := self.tools.tools[tag].description)}
         lines = [f"- <{tag}>: {self.protocol.harmless(text)}" for tag, text in described.items()]
-        return "\n".join([DESCRIPTION, *lines])
+        return "\n".join([DESCRIPTION, *lines]) if lines else ""
 
     def stops(self, turn: Sequence[int]) -> list[str]:
         return self.protocol.stops(turn)

@@ -7,6 +7,7 @@ Token ids are appended, never decoded and encoded again, so that training sees t
 encoded separately.
 """
 
+import copy
 from collections.abc import Sequence
 
 from verl.workers.rollout.tools.control_tokens import ControlTokens
@@ -33,6 +34,12 @@ class Protocol:
         self.closing = {f"</{tag}>": tag for tag in tags}
         self.tags = sorted({*PROTOCOL_TAGS, *tags})
         self.control_tokens = ControlTokens(tokenizer)
+
+    def with_tools(self, tags: Sequence[str]) -> "Protocol":
+        """Return the protocol in which only calls of these tools end a turn; tags of all stay harmless in results."""
+        limited = copy.copy(self)
+        limited.closing = {mark: tag for mark, tag in self.closing.items() if tag in tags}
+        return limited
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)

@@ -175,6 +175,26 @@ class ToolBox:
             if tool is made and runs_in_process(type(made), instance["class_path"]):
                 self._processes[tool.trigger_tag] = ToolProcess(tool.name, _made, (name, dict(instance)))
 
+    def selected_by(self, row: Mapping[str, Any]) -> list[str]:
+        """Return the tags of the tools that a row selects by `extra_info.tool_selection` or a column `tools`, by
+        default all.
+
+        Raises:
+            ValueError: the row names a tool that there is not.
+        """
+        key, names = "extra_info.tool_selection", (row.get("extra_info") or {}).get("tool_selection")
+        if names is None:
+            key, names = "tools", row.get("tools")
+        if names is None or not len(names):
+            return list(self.tools)
+        selected = [names] if isinstance(names, str) else list(names)
+        if unknown := [name for name in selected if not (isinstance(name, str) and name in self.tools)]:
+            raise ValueError(
+                f"row {row.get('index')}: {key} names {', '.join(map(str, unknown))}, and the tools of "
+                f"actor_rollout_ref.rollout are {', '.join(self.tools)}"
+            )
+        return selected
+
     def check_tree(self, tree: str | None) -> None:
         """Raise ValueError if the tree would repeat calls that must be made once only."""
         once_only = [tag for tag, tool in self.tools.items() if tool.has_session and not tool.may_repeat]
