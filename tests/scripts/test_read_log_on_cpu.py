@@ -49,7 +49,7 @@ def read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
 def test_result_lines_are_readable_and_parse_back_among_free_text():
     lines = format_result_lines([RESULT, replace(RESULT, step=None, dataset="naïve\n")])
     assert lines[0] == "hapo at step 200 on countdown, 64 questions x 8 samples"
-    assert lines[1].split() == ["Acc-Pass@1", "0.5000"]
+    assert lines[1].split() == ["Acc-Pass@1", "0.5000", "(n=64", "x", "8)"]
     assert json.loads(lines[5].removeprefix("RESULT "))["metrics"]["Acc-Best@8"] == 0.75
     assert not any("\n" in line for line in lines)
     free = ["", "RESULT", "RESULTS {}", " RESULT {}", "RESULT of the day", "the RESULT {"]

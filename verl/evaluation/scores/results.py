@@ -59,7 +59,14 @@ def format_result_lines(results: Iterable[EvalResult]) -> list[str]:
         heading = f"{result.experiment}{at_step} on {result.dataset}, {counts}"
         lines.append(" ".join(heading.splitlines()))
         width = max(len(name) for name in result.metrics)
-        lines += [f"  {name:<{width}}  {value:.4f}" for name, value in result.metrics.items()]
+        cut = f", {result.metrics['Cut-Share']:.1%} cut" if "Cut-Share" in result.metrics else ""
+        for name, value in result.metrics.items():
+            beside = (
+                f"  (n={result.n_questions} x {result.n_samples}{cut})"
+                if name.startswith("Acc-") and not name.endswith(INTERVAL_ENDS)
+                else ""
+            )
+            lines.append(f"  {name:<{width}}  {value:.4f}{beside}")
         lines.append(PREFIX + json.dumps(asdict(result), ensure_ascii=True))
     return lines
 
