@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Evaluates a checkpoint on Countdown's held-out problems: bash scripts/eval-countdown.sh EXPERIMENT_NAME [hydra overrides]
-# Samples as the trainer's validation does. HARDWARE=cpu or gpu, by default the run's; DATA_DIR: of the data. See scripts/eval.sh.
+# Samples as the trainer's validation does. HARDWARE: by default the run's; DATA_DIR: of the data. See scripts/eval.sh.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n 2,3p "${BASH_SOURCE[0]}" >&2; exit 2; }
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

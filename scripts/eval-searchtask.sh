@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Evaluates an agent on the synthetic search task: bash scripts/eval-searchtask.sh EXPERIMENT_NAME [hydra overrides]
-# Samples and calls tools as the trainer's validation does. HARDWARE=cpu or gpu, by default the run's; DATA_DIR: of the data;
+# Samples and calls tools as the trainer's validation does. HARDWARE: by default the run's; DATA_DIR: of the data;
 # HOPS=3, or 3-5, as in training: searches that a question needs. See scripts/eval.sh.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n 2,4p "${BASH_SOURCE[0]}" >&2; exit 2; }

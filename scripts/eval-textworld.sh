@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Evaluates a player of text games on the test games: bash scripts/eval-textworld.sh EXPERIMENT_NAME [hydra overrides]
-# Samples as the trainer's validation does; the score is the game's reward. HARDWARE=cpu or gpu, by default the run's; DATA_DIR: of the
+# Samples as the trainer's validation does; the score is the game's reward. HARDWARE: by default the run's; DATA_DIR: of the
 # data. See scripts/eval.sh.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n 2,4p "${BASH_SOURCE[0]}" >&2; exit 2; }

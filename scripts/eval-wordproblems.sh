@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Evaluates a checkpoint on the word problems of the test file: bash scripts/eval-wordproblems.sh EXPERIMENT_NAME [hydra overrides]
-# Samples as the validation of recipe/common/run_smollm2.sh does. HARDWARE=cpu or gpu, by default the run's; DATA_DIR: of the data. See
+# Samples as the validation of recipe/common/run_smollm2.sh does. HARDWARE: by default the run's; DATA_DIR: of the data. See
 # scripts/eval.sh.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n 2,4p "${BASH_SOURCE[0]}" >&2; exit 2; }

@@ -163,7 +163,8 @@ def chat_responder(model: ChatModel, sampling: Mapping, template: Mapping) -> Re
 
     async def respond(question: Question, seed: int) -> Response:
         text, tokens, cut = await model.ask(question.prompt, seed=seed, **options)
-        return Response(text, tokens, cut=cut, max_tokens=(cut and tokens) or None, refused=model.refused)
+        refused = [name for name, own in model.names.items() if own is None]
+        return Response(text, tokens, cut=cut, max_tokens=(cut and tokens) or None, refused=refused)
 
     return respond
 

@@ -127,10 +127,6 @@ class ChatModel:
         self.beyond_openai = beyond_openai
         self.names: dict[str, str | None] = {}  # parameter -> the server's name for it; None: the server refuses it
 
-    @property
-    def refused(self) -> list[str]:
-        return [name for name, own in self.names.items() if own is None]
-
     async def ask(self, messages: Sequence[dict], **sampling) -> tuple[str, int, bool]:
         """Return the reply's text, its number of tokens (0 if the server does not say), and whether a limit cut it.
 

@@ -44,6 +44,12 @@ class EvalResult:
     metrics: dict[str, float]
     settings: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The metrics, and what they rest on: the number of questions, and the largest response in tokens."""
+        longest = {"Max-Tokens": self.settings["max_tokens"]} if "max_tokens" in self.settings else {}
+        return self.metrics | {"Questions": self.n_questions} | longest
+
     def __post_init__(self):
         for name, value in self.metrics.items():
             if not math.isfinite(value) or (name.startswith("Acc-") and not 0 <= value <= 1):
