@@ -85,13 +85,13 @@ def test_evaluation_logs_become_one_row_per_experiment_and_step(read_log, tmp_pa
     beside = [str(output.with_suffix(suffix)) for suffix in (".csv", ".md", ".png")]
     assert printed.out.split() == beside and printed.err == ""
     header, rows = read_csv(output)
-    countdown = [f"countdown-{name}" for name in RESULT.metrics]
-    gsm8k = ["Acc-Pass@1", "Acc-Maj@4", "Acc-Maj@16", "Response-Length-Mean", "Format"]
+    countdown = [f"countdown-{name}" for name in (*RESULT.metrics, "Questions")]
+    gsm8k = ["Acc-Pass@1", "Acc-Maj@4", "Acc-Maj@16", "Response-Length-Mean", "Format", "Questions"]
     assert header == ["experiment", "step", *countdown, *(f"gsm8k-{name}" for name in gsm8k)]
     assert rows == [
-        ["hapo", "100", "0.25", "", "", "", "", "", "", "", ""],
-        ["hapo", "200", "0.5", "0.5", "0.75", "31.25", "0.2", "0.3", "0.4", "90.5", "1"],
-        ["base", "", "0.125", "", "", "", "", "", "", "", ""],
+        ["hapo", "100", "0.25", "", "", "", "64", "", "", "", "", "", ""],
+        ["hapo", "200", "0.5", "0.5", "0.75", "31.25", "64", "0.2", "0.3", "0.4", "90.5", "1", "64"],
+        ["base", "", "0.125", "", "", "", "64", "", "", "", "", "", ""],
     ]
 
 

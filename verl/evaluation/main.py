@@ -194,13 +194,10 @@ def _rooms(config: DictConfig, checkpoint: Checkpoint, questions: QuestionSet, t
     """Return `Plan.rooms` for a server that is started here; its context is server.max_model_len or the model's."""
     path = str(checkpoint.shards / "huggingface") if checkpoint.shards else checkpoint.model
     model = model_json(path) or {}
-    scaled = "factor" in (model.get("rope_scaling") or model.get("rope_parameters") or {})  # vLLM computes it then
-    context = config.server.max_model_len or (None if scaled else model.get(POSITIONS))
-    if (
-        config.server.url is not None
-        or context is None
-        or any("max-model-len" in str(o) for o in config.server.options)
-    ):
+    rope = model.get("rope_scaling") or model.get("rope_parameters") or {}
+    is_scaled = "factor" in rope and rope.get("rope_type", rope.get("type")) not in ("llama3", "longrope")
+    context = config.server.max_model_len or (None if is_scaled else model.get(POSITIONS))  # else vLLM computes it
+    if config.server.url is not None or context is None or "--max-model-len" in map(str, config.server.options):
         return []
     from transformers import AutoTokenizer
 

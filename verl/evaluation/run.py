@@ -79,7 +79,7 @@ class OneResponse(BranchPolicy):
 
 
 def prompt_ids_of(
-    tokenizer, messages: list[dict], template: Mapping, schemas: Sequence[dict] | None = None
+    tokenizer, messages: Sequence[Mapping], template: Mapping, schemas: Sequence[dict] | None = None
 ) -> list[int]:
     """Return the token ids of a prompt, with descriptions of tools (`schemas`) and further options of the template."""
     tools = {"tools": schemas} if schemas else {}

@@ -66,13 +66,10 @@ def format_result_lines(results: Iterable[EvalResult]) -> list[str]:
         lines.append(" ".join(heading.splitlines()))
         width = max(len(name) for name in result.metrics)
         cut = f", {result.metrics['Cut-Share']:.1%} cut" if "Cut-Share" in result.metrics else ""
+        beside = f"  (n={result.n_questions} x {result.n_samples}{cut})"
         for name, value in result.metrics.items():
-            beside = (
-                f"  (n={result.n_questions} x {result.n_samples}{cut})"
-                if name.startswith("Acc-") and not name.endswith(INTERVAL_ENDS)
-                else ""
-            )
-            lines.append(f"  {name:<{width}}  {value:.4f}{beside}")
+            is_accuracy = name.startswith("Acc-") and not name.endswith(INTERVAL_ENDS)
+            lines.append(f"  {name:<{width}}  {value:.4f}{beside if is_accuracy else ''}")
         lines.append(PREFIX + json.dumps(asdict(result), ensure_ascii=True))
     return lines
 
