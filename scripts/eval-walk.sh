@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # Evaluates a checkpoint on the number walk's test problems: bash scripts/eval-walk.sh EXPERIMENT_NAME [hydra overrides]
-# Samples as the trainer's validation does. HARDWARE=cpu (default) or gpu; DATA_DIR: of the data. See scripts/eval.sh.
+# Samples as the trainer's validation does. HARDWARE: by default the run's; DATA_DIR: of the data. See scripts/eval.sh.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n 2,3p "${BASH_SOURCE[0]}" >&2; exit 2; }
-export HARDWARE=${HARDWARE:-cpu}
-[ "$HARDWARE" = cpu ] && tokens=40 data=outputs/data/walk || tokens=1024 data=outputs/data/walk_gpu
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/run_profile.sh
+profile=$(profile_of "$1")
+export HARDWARE=${HARDWARE:-$profile}
+[ "$profile" = cpu ] && tokens=40 data=outputs/data/walk || tokens=1024 data=outputs/data/walk_gpu
 experiment=$1
 shift
-exec bash "$(dirname "${BASH_SOURCE[0]}")/eval.sh" walk "$experiment" \
+exec bash scripts/eval.sh walk "$experiment" \
     "files=[${DATA_DIR:-$data}/test.parquet]" temperature=1.0 top_p=1.0 top_k=-1 max_tokens=$tokens "$@"

@@ -64,7 +64,7 @@ def _evaluation_cells(path: Path) -> list[Cell]:
     return [
         Cell(result.experiment, result.step, result.dataset, metric, value, path)
         for result in results
-        for metric, value in result.metrics.items()
+        for metric, value in result.numbers.items()
     ]
 
 

@@ -80,15 +80,21 @@ def compact(tree: dict) -> dict:
     """
     segments, texts = tree["segments"], tree.get("vocabulary", {})
     suppressed = [(segment.get("info") or {}).get("suppressed") or [] for segment in segments]
-    n_tokens = sum(len(segment["token_ids"]) for segment in segments)
     ids = [token for segment in segments for token in segment["token_ids"]]
+    n_tokens = len(ids)
     ids += [branch["token"] for branches in suppressed for branch in branches]
     unique_ids, indices = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)
+    others: dict[tuple, int] = {}  # (token id, another text than the usual one) -> its index
+    starts = np.cumsum([0, *(len(segment["token_ids"]) for segment in segments)])
+    for start, segment in zip(starts.tolist(), segments, strict=False):
+        for at, text in segment.get("texts", ()):
+            indices[start + at] = others.setdefault((ids[start + at], text), len(unique_ids) + len(others))
+    vocabulary = [[token, texts.get(str(token))] for token in unique_ids.tolist()] + [list(pair) for pair in others]
     costs = [c for s in segments for c in _log_probs(s) or [None] * len(s["token_ids"])]
     costs = np.round(np.array(costs, dtype=float) * -1000)
     costs = np.where(np.isnan(costs), UNKNOWN_COST, np.clip(costs, 0, UNKNOWN_COST - 1))
     alternatives = iter(indices[n_tokens:].tolist())
-    width = 2 if len(unique_ids) <= 65_536 else 4
+    width = 2 if len(vocabulary) <= 65_536 else 4
     return {
         "uid": tree.get("uid", ""),
         "prompt": tree["prompt"],
@@ -96,7 +102,7 @@ def compact(tree: dict) -> dict:
         "metrics": tree.get("metrics", {}),
         "update": tree.get("update", ""),
         "leaves": tree["leaves"],
-        "vocabulary": [[token, texts.get(str(token))] for token in unique_ids.tolist()],
+        "vocabulary": vocabulary,
         "width": width,
         "tokens": base64.b64encode(indices[:n_tokens].astype(f"<u{width}").tobytes()).decode(),
         "costs": base64.b64encode(costs.astype("<u2").tobytes()).decode(),

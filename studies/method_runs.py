@@ -20,7 +20,10 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from tqdm import tqdm
 
@@ -40,6 +43,8 @@ from verl.utils.parts import parts
 ROOT = Path(__file__).resolve().parents[1]
 AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}
 RUN = ["method", "rate", "seed"]  # columns that identify a run
+# the columns that the page shows beside the method; all are in <name>_table.csv
+FRONT = ("accuracy at the end", "final at equal steps", "final at equal generated tokens", "1,000 tokens")
 KT = "actor_rollout_ref.rollout.kt"
 HATO = ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"]
 TRAIN_DROPPED = "hato.tree.train_dropped=true"
@@ -336,7 +341,8 @@ def has_entropy(curves: dict[int, pd.DataFrame]) -> bool:
 def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
     """Draw mean accuracy along each axis of `axes_of`, and entropy over steps if all runs have it.
 
-    Bands are 95 % intervals of the mean over seeds; with two or three seeds, thin lines show each run instead.
+    Bands are 95 % intervals of the mean over seeds; with two or three seeds, thin lines show each run instead. Dots are
+    the first seed's validations. The legend explains all three.
     """
     colors = run_colors(list(curves))
     with matplotlib.rc_context(STYLE):
@@ -350,6 +356,8 @@ def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
                 grid = np.linspace(points[0][axis].iloc[0], min(curve[axis].iloc[-1] for curve in points), 101)
                 lines = np.array([np.interp(grid, curve[axis], curve[column]) for curve in points])
                 ax.plot(grid, lines.mean(0), color=colors[name], linewidth=2, label=name)
+                dots = points[0][axis][points[0][axis] <= grid[-1]]
+                ax.plot(dots, np.interp(dots, grid, lines.mean(0)), "o", color=colors[name], markersize=4)
                 if 1 < len(lines) < 4:  # with few seeds an interval may be wider than the figure
                     ax.plot(grid, lines.T, color=colors[name], linewidth=0.7, alpha=0.6)
                 elif len(lines) > 3:
@@ -361,7 +369,13 @@ def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
             if column == "accuracy":
                 ax.sharey(first)
         first.set(ylabel="accuracy")
-        named = [line for line in first.get_lines() if line.get_label() in curves]
+        named: list[Artist] = [line for line in first.get_lines() if line.get_label() in curves]
+        gray, seeds = "#444444", {len(by_seed) for by_seed in curves.values()}
+        named.append(Line2D([], [], color=gray, linewidth=2, marker="o", markersize=4, label="mean; dot: validation"))
+        if seeds & {2, 3}:
+            named.append(Line2D([], [], color=gray, linewidth=0.7, alpha=0.6, label="one seed"))
+        if max(seeds) > 3:
+            named.append(Patch(color=gray, alpha=0.12, label="95 % interval of the mean"))
         legend_above(figure, named, most_columns=6, fontsize=11)
         with replacing(output) as temporary:
             figure.savefig(temporary, format="png", dpi=130)
@@ -451,8 +465,12 @@ def main() -> None:
         + args.note
     )
     rows = [row_of(name, by_seed, curves[baseline], axes) for name, by_seed in curves.items()]
-    page = write_report(args.name, what, header, rows, output)
-    print(f"table: {page}, curves: {page.with_suffix('.png')}, every validation: {page.with_suffix('.csv')}")
+    table = pd.DataFrame(rows, columns=header)
+    table.to_csv(output / f"{args.name}_table.csv", index=False)
+    table = table[["method", *(name for name in FRONT if name in header)]]
+    page = write_report(args.name, what, list(table), table.values.tolist(), output)
+    print(f"table: {page}, all columns: {output / args.name}_table.csv, curves: {page.with_suffix('.png')}")
+    print(f"every validation: {page.with_suffix('.csv')}")
 
 
 if __name__ == "__main__":

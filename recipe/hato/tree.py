@@ -24,6 +24,7 @@ from recipe.hato.step_features import FEATURES, agreement, step_features
 from recipe.hato.value_model import NOT_FINITE, ValueModel, unpack, value_model_of
 from verl.utils.entropy_estimate import mean_entropy
 from verl.utils.parts import register_tree
+from verl.utils.piece_texts import piece_texts
 from verl.utils.token_fields import TokenField
 from verl.workers.config.keys import ACTOR, ROLLOUT
 from verl.workers.rollout.engines.interface import gather_or_cancel
@@ -112,7 +113,8 @@ class Policy(BranchPolicy):
             raise ValueError(f"hato.local_reward={REWARD_LOOP} needs rewards that are computed during the rollout")
 
         async def step_reward(step: Step) -> float:
-            about = {"before": self.decode(step.before), "step": self.decode(step.tokens)}
+            before, text = piece_texts(self.decode, [step.before, step.tokens])
+            about = {"before": before, "step": text}
             return await score([*step.before, *step.tokens], {STEP_INFO: about})
 
         return step_reward

@@ -23,6 +23,8 @@ class ToyModel:
         verdict: what it says as a judge.
         seconds: that an answer takes.
         owned_by: kind of server that it says it is, such as `vllm`.
+        context: largest number of tokens of prompt and response together; longer responses are cut.
+        refuses: chat parameters that it refuses in the words of OpenAI's API.
     """
 
     def __init__(
@@ -32,7 +34,10 @@ class ToyModel:
         seconds: float = 0.0,
         token_ids: bool = True,
         owned_by: str = "toy",
+        context: int = 4096,
+        refuses: tuple[str, ...] = (),
     ):
+        self.context, self.refuses = context, refuses
         self.owned_by = owned_by
         self.failures, self.verdict, self.seconds, self.token_ids = failures, verdict, seconds, token_ids
         self.tokenizer, self.asked, self.running, self.most_at_once = make_tokenizer(), [], 0, 0
@@ -43,7 +48,7 @@ class ToyModel:
         self.app.post("/v1/chat/completions")(self.chat)
 
     async def models(self):
-        about = {"id": "toy", "object": "model", "max_model_len": 4096, "owned_by": self.owned_by}
+        about = {"id": "toy", "object": "model", "max_model_len": self.context, "owned_by": self.owned_by}
         return {"object": "list", "data": [about]}
 
     async def completions(self, request: Request):
@@ -53,7 +58,21 @@ class ToyModel:
     async def chat(self, request: Request):
         asked = await request.json()
         text = asked["messages"][-1]["content"]
+        for name in self.refuses:
+            if name in asked:
+                self.asked.append(asked)
+                message = f"Unsupported parameter: '{name}' is not supported with this model."
+                hint = " Use 'max_completion_tokens' instead." if name == "max_tokens" else ""
+                error = {"message": message + hint, "param": name, "code": "unsupported_parameter"}
+                return JSONResponse({"error": error}, status_code=400)
+        if self.prompt_tokens(asked) + asked.get("max_tokens", 1) > self.context:
+            self.asked.append(asked)
+            message = f"This model's maximum context length is {self.context} tokens."
+            return JSONResponse({"error": {"message": message, "param": "max_tokens", "code": 400}}, status_code=400)
         return await self._reply(asked, self.verdict or self.answer(text, asked), "message")
+
+    def prompt_tokens(self, asked: dict) -> int:
+        return len(self.tokenizer.encode(asked["messages"][-1]["content"], add_special_tokens=False))
 
     def answer(self, prompt: str, asked: dict) -> str:
         first, second = map(int, re.findall(r"(\d+) \+ (\d+)", prompt)[-1])
@@ -79,7 +98,10 @@ class ToyModel:
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
         if not text.endswith("</search>"):
             tokens = [*tokens, self.tokenizer.eos_token_id]
-        choice = {"index": 0, "finish_reason": "stop"}
+        n_prompt = len(asked["prompt"]) if kind == "text" else self.prompt_tokens(asked)
+        most = min(asked.get("max_completion_tokens", asked.get("max_tokens", self.context)), self.context - n_prompt)
+        choice = {"index": 0, "finish_reason": "length" if len(tokens) > most else "stop"}
+        tokens = tokens[:most]
         choice |= (
             {"text": text, "token_ids": tokens}
             if kind == "text"

@@ -2,11 +2,15 @@
 
 import json
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
+from tests.configs import composed
 from tests.forked import CPU, run_two_at_a_time, with_forks
 from tests.tables import table
 from verl.evaluation.main import _files_under_outputs
@@ -116,3 +120,42 @@ def test_a_dry_run_tells_the_plan_and_starts_nothing(script, overrides, told, in
     for part in [*told, "nothing was started"]:
         assert part in done.stdout, done.stdout
     assert not (ROOT / "outputs/results/dry").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "cpu", "gpu"),
+    [
+        ("countdown", ["data/countdown/", "max_tokens=12"], ["data/countdown_gpu/", "max_tokens=1024"]),
+        ("walk", ["data/walk/", "max_tokens=40"], ["data/walk_gpu/", "max_tokens=1024"]),
+        ("textworld", ["data/textworld/", "max_tokens=224"], ["data/textworld_gpu/", "max_tokens=2048"]),
+        ("wordproblems", ["data/word_problems/"], ["data/word_problems/"]),
+        ("searchtask", ["data/search_task/"], ["data/search_task/"]),
+    ],
+)
+def test_a_run_is_evaluated_with_the_profile_of_its_training(tmp_path, script, cpu, gpu):
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    (tmp_path / "recipe/tasks/search").mkdir(parents=True)
+    shutil.copy(ROOT / "recipe/tasks/search/search_task.sh", tmp_path / "recipe/tasks/search")
+    for device in ("cpu", "cuda"):
+        config = tmp_path / f"outputs/on_{device}/global_step_5/config.yaml"
+        config.parent.mkdir(parents=True)
+        OmegaConf.save(composed("grpo_trainer", f"hardware={'gpu' if device == 'cuda' else 'cpu'}"), config)
+    (python := tmp_path / "bin/python").parent.mkdir()
+    python.write_text('#!/usr/bin/env bash\necho "HARDWARE=$HARDWARE $*"\n')
+    python.chmod(0o755)
+    env = {name: value for name, value in os.environ.items() if name not in ("HARDWARE", "DATA_DIR", "TOOLS")}
+    env |= {"VIRTUAL_ENV": str(tmp_path), "PATH": f"{python.parent}:{os.environ['PATH']}"}
+
+    def asked(experiment: str, **more: str) -> str:
+        command = ["bash", f"scripts/eval-{script}.sh", experiment]
+        return subprocess.run(command, cwd=tmp_path, env=env | more, capture_output=True, text=True, check=True).stdout
+
+    for told, hardware, parts_of_command in (
+        (asked("on_cuda"), "gpu", gpu),
+        (asked("by_name_gpu_seed0"), "gpu", gpu),
+        (asked("on_cuda", HARDWARE="cpu"), "cpu", gpu),
+        (asked("on_cpu"), "cpu", cpu),
+        (asked("elsewhere"), "cpu", cpu),
+        (asked("elsewhere", HARDWARE="gpu"), "gpu", gpu),
+    ):
+        assert all(part in told for part in [f"HARDWARE={hardware}", *parts_of_command]), told

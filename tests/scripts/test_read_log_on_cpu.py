@@ -49,7 +49,7 @@ def read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
 def test_result_lines_are_readable_and_parse_back_among_free_text():
     lines = format_result_lines([RESULT, replace(RESULT, step=None, dataset="naïve\n")])
     assert lines[0] == "hapo at step 200 on countdown, 64 questions x 8 samples"
-    assert lines[1].split() == ["Acc-Pass@1", "0.5000"]
+    assert lines[1].split() == ["Acc-Pass@1", "0.5000", "(n=64", "x", "8)"]
     assert json.loads(lines[5].removeprefix("RESULT "))["metrics"]["Acc-Best@8"] == 0.75
     assert not any("\n" in line for line in lines)
     free = ["", "RESULT", "RESULTS {}", " RESULT {}", "RESULT of the day", "the RESULT {"]
@@ -85,13 +85,13 @@ def test_evaluation_logs_become_one_row_per_experiment_and_step(read_log, tmp_pa
     beside = [str(output.with_suffix(suffix)) for suffix in (".csv", ".md", ".png")]
     assert printed.out.split() == beside and printed.err == ""
     header, rows = read_csv(output)
-    countdown = [f"countdown-{name}" for name in RESULT.metrics]
-    gsm8k = ["Acc-Pass@1", "Acc-Maj@4", "Acc-Maj@16", "Response-Length-Mean", "Format"]
+    countdown = [f"countdown-{name}" for name in (*RESULT.metrics, "Questions")]
+    gsm8k = ["Acc-Pass@1", "Acc-Maj@4", "Acc-Maj@16", "Response-Length-Mean", "Format", "Questions"]
     assert header == ["experiment", "step", *countdown, *(f"gsm8k-{name}" for name in gsm8k)]
     assert rows == [
-        ["hapo", "100", "0.25", "", "", "", "", "", "", "", ""],
-        ["hapo", "200", "0.5", "0.5", "0.75", "31.25", "0.2", "0.3", "0.4", "90.5", "1"],
-        ["base", "", "0.125", "", "", "", "", "", "", "", ""],
+        ["hapo", "100", "0.25", "", "", "", "64", "", "", "", "", "", ""],
+        ["hapo", "200", "0.5", "0.5", "0.75", "31.25", "64", "0.2", "0.3", "0.4", "90.5", "1", "64"],
+        ["base", "", "0.125", "", "", "", "64", "", "", "", "", "", ""],
     ]
 
 

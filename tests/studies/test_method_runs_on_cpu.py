@@ -2,6 +2,7 @@
 
 import subprocess
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,19 @@ def test_runs_in_bypass_mode_have_no_entropy(tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(("seeds", "style"), [(2, "one seed"), (4, "95 % interval of the mean")])
+def test_the_picture_explains_its_lines_and_shows_single_points(tmp_path, monkeypatch, seeds, style):
+    curves = {seed: curve_of(run([0.1, 0.2 + seed / 10], 50, 3)) for seed in range(seeds)}
+    figures = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *args, **options: figures.append(figure))
+    monkeypatch.setattr("studies.method_runs.replacing", lambda path: nullcontext(path))
+    draw({"grpo": curves}, tmp_path / "curves.png")
+    (legend,) = figures[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["grpo", "mean; dot: validation", style]
+    entropy = figures[0].axes[-1]  # there is one value, at the end
+    assert [line.get_marker() for line in entropy.get_lines() if len(set(line.get_xdata())) == 1].count("o") == 1
+
+
 def test_differences_are_to_the_baseline_at_its_best_rate(tmp_path, monkeypatch):
     """Of runs that the .csv has, so that none is made."""
     ends = {("grpo", "1e-4"): 0.2, ("grpo", "2e-4"): 0.3, ("latr", "1e-4"): 0.4}
@@ -152,8 +166,12 @@ def test_differences_are_to_the_baseline_at_its_best_rate(tmp_path, monkeypatch)
     main()
     page = (tmp_path / "tuned.md").read_text()
     assert "differences of accuracy to grpo 2e-4," in page
-    final = {line.split(" | ")[0]: line.split(" | ")[8] for line in page.splitlines() if line.startswith("| ")}
+    header = "| method | accuracy at the end | final at equal steps | final at equal generated tokens | 1,000 tokens |"
+    assert header in page.splitlines()
+    final = {line.split(" | ")[0]: line.split(" | ")[2] for line in page.splitlines() if line.startswith("| ")}
     assert final["| grpo 1e-4"] == "-0.100 ± 0.000" and final["| latr 1e-4"] == "+0.100 ± 0.000"
+    table = pd.read_csv(tmp_path / "tuned_table.csv", index_col="method")
+    assert table.loc["latr 1e-4", "mean at equal steps"] == "+0.050 ± 0.000" and table.shape == (3, 13)
     monkeypatch.setattr("sys.argv", ["method_runs.py", "--methods", "latr", "--name", "tuned"])
     with pytest.raises(SystemExit):
         main()

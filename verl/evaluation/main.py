@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from verl.evaluation.model.replicas import allow_open_files, describe_server, gp
 from verl.evaluation.model.server import ChatModel, ServerEngine, clients_of, serving
 from verl.evaluation.questions.benchmarks import find_benchmark
 from verl.evaluation.questions.loading import QuestionSet, read_questions
-from verl.evaluation.run import Responder, Scorer, chat_responder, collect, missing, token_responder
+from verl.evaluation.run import Responder, Scorer, chat_responder, collect, missing, prompt_ids_of, token_responder
 from verl.evaluation.scores.judge import Judge, JudgeCache
 from verl.evaluation.scores.metrics import measure
 from verl.evaluation.scores.results import EvalResult, format_result_lines, write_result_log
@@ -32,6 +33,7 @@ from verl.evaluation.settings import (
     reported_settings,
     sampling_of,
 )
+from verl.trainer.checks.model.settings import POSITIONS, model_json
 from verl.trainer.checks.preflight import check_model_path
 from verl.workers.config.keys import read_keys
 from verl.workers.rollout.chat.calls import CallReader
@@ -76,6 +78,9 @@ class Plan(NamedTuple):
         environment: what answers the model.
         prompt: style of the prompts in words, from `prompt_style`.
         template: `apply_chat_template_kwargs`.
+        rooms: largest number of tokens that max_tokens and the context leave to a response to each question, 0 or less
+            where the question does not fit; empty if that is not known.
+        refused: names of the sampling parameters that the server has refused.
     """
 
     config: DictConfig
@@ -86,10 +91,19 @@ class Plan(NamedTuple):
     environment: EnvironmentChoice
     prompt: str
     template: dict
+    rooms: Sequence[int] = ()
+    refused: Sequence[str] = ()
+
+    @property
+    def sampling(self) -> dict:
+        """The sampling parameters that count: the context may leave fewer than max_tokens to the shortest prompt."""
+        effective = {"max_tokens": max(self.rooms)} if self.rooms else {}
+        return sampling_of(self.config) | effective | dict.fromkeys(self.refused, "refused")
 
     @property
     def reported(self) -> dict:
-        return reported_settings(self.config, self.prompt, self.template, self.scoring, self.environment.about)
+        reported = reported_settings(self.config, self.prompt, self.template, self.scoring, self.environment.about)
+        return reported | self.sampling
 
     @property
     def step(self) -> int | None:
@@ -123,8 +137,14 @@ class Plan(NamedTuple):
             lines.append(f"tools: {', '.join(self.tools.tool_instances)}, {how}")
         if keys := self.environment.keys:
             lines.append(f"environment=gym: {keys.class_path or keys.url}, {keys.max_steps} actions a response")
-        sampling = {"n": config.n} | sampling_of(config) | {"seed": config.seed}
+        sampling = {"n": config.n} | self.sampling | {"seed": config.seed}
         lines.append("sampling: " + ", ".join(f"{name}={value}" for name, value in sampling.items()))
+        if self.rooms and min(self.rooms) < config.max_tokens:
+            left = [room for room in self.rooms if room > 0]
+            lines.append(
+                f"context: of max_tokens={config.max_tokens} it leaves {min(left, default=0)} to "
+                f"{max(left, default=0)}; {len(self.rooms) - len(left)} questions do not fit and count as wrong"
+            )
         return [*lines, f"prompt: {self.prompt}; apply_chat_template_kwargs={self.template}"]
 
 
@@ -161,8 +181,29 @@ def plan_of(config: DictConfig) -> Plan:
         raise ValueError(f"scoring={scoring} needs environment=gym, with environment.reward other than task")
     if environment.keys is not None:
         _check_gym(config, environment.keys, questions)
+    # What chats, games and rules of contexts put into the context is known only when they run.
+    plain = environment.name == "tools" and not environment.contexts.change_contexts and not tools.describe_in_prompt
+    rooms = _rooms(config, checkpoint, questions, template) if plain and checkpoint is not None else []
+    if rooms and max(rooms) < 1:
+        raise ValueError(f"no question fits into the context of {checkpoint.model}: raise server.max_model_len")
     tools = tools if instances else None
-    return Plan(config, checkpoint, questions, scoring, tools, environment, prompt, template)
+    return Plan(config, checkpoint, questions, scoring, tools, environment, prompt, template, rooms)
+
+
+def _rooms(config: DictConfig, checkpoint: Checkpoint, questions: QuestionSet, template: dict) -> list[int]:
+    """Return `Plan.rooms` for a server that is started here; its context is server.max_model_len or the model's."""
+    path = str(checkpoint.shards / "huggingface") if checkpoint.shards else checkpoint.model
+    model = model_json(path) or {}
+    rope = model.get("rope_scaling") or model.get("rope_parameters") or {}
+    is_scaled = "factor" in rope and rope.get("rope_type", rope.get("type")) not in ("llama3", "longrope")
+    context = config.server.max_model_len or (None if is_scaled else model.get(POSITIONS))  # else vLLM computes it
+    if config.server.url is not None or context is None or "--max-model-len" in map(str, config.server.options):
+        return []
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(config.server.tokenizer or path)
+    lengths = [len(prompt_ids_of(tokenizer, question.prompt, template)) for question in questions.questions]
+    return [min(config.max_tokens, context - length) for length in lengths]
 
 
 def _check_gym(config: DictConfig, keys: GymKeys, questions: QuestionSet) -> None:
@@ -435,6 +476,13 @@ def _results(plan: Plan, samples: SampleFile) -> list[str]:
     """Measure the samples, write the log, and return the lines of the results."""
     config, questions = plan.config, plan.questions.questions
     rows = [samples.rows[question.id, number] for question in questions for number in range(config.n)]
+    limits: dict[str, int] = {}
+    for row in rows:
+        if row.get("max_tokens") is not None:
+            limits[row["question"]] = max(row["max_tokens"], limits.get(row["question"], 0))
+    refused = sorted({name for row in rows for name in row.get("refused", ())})
+    plan = plan._replace(rooms=list(limits.values()) or plan.rooms, refused=refused)
+    rows = find_scoring(plan.scoring).join_votes(rows)
     try:
         metrics = measure(rows, config.ks)
     except ValueError as error:

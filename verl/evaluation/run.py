@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from verl.evaluation.model.server import ChatModel, ServerEngine
+from verl.evaluation.model.server import ChatModel, DoesNotFit, ServerEngine
 from verl.evaluation.questions.prompts import Question
 from verl.evaluation.scores.sample_file import SampleFile
 from verl.evaluation.scores.scoring import Scored
-from verl.workers.rollout import tree_builder as builder
 from verl.workers.rollout.contexts import ContextRule
 from verl.workers.rollout.engines.interface import GenerationRequest, gather_or_cancel
 from verl.workers.rollout.environment import NO_ENVIRONMENT, BranchLost, Environment
 from verl.workers.rollout.trajectory_tree import TOOL
+from verl.workers.rollout.tree_builder import BranchPolicy, Ended, Path, Sampling, TreeBuilder, grow
 
 
 class Response(NamedTuple):
@@ -33,7 +33,11 @@ class Response(NamedTuple):
         tokens: number of tokens that the model generated.
         tool_calls: number of tool calls; None if the model has no tools.
         reward: reward of an environment that gives rewards, whose score is the reward, at least 0 and at most 1.
-        lost: reason why the environment has lost the response, which is then empty; else empty.
+        lost: reason why the response is empty and counts as wrong: the environment has lost it, or the question does
+            not fit into the context; else empty.
+        cut: whether the response ended at a limit of tokens or tool calls; None if unknown.
+        max_tokens: largest number of tokens that the response could have; None if unknown.
+        refused: names of the sampling parameters that the server refused.
     """
 
     text: str
@@ -41,19 +45,47 @@ class Response(NamedTuple):
     tool_calls: int | None = None
     reward: float | None = None
     lost: str = ""
+    cut: bool | None = None
+    max_tokens: int | None = None
+    refused: Sequence[str] = ()
 
     @property
     def scored_by_environment(self) -> Scored | None:
-        """The score by the environment; None if it gives no rewards."""
-        if self.lost:
-            return Scored(0.0, "", {"reward": 0.0, "lost": self.lost})
-        return None if self.reward is None else Scored(min(max(self.reward, 0.0), 1.0), "", {"reward": self.reward})
+        """The score by the environment, and of a lost response; None if it gives no rewards."""
+        more: dict[str, Any] = {} if self.reward is None else {"reward": self.reward}
+        more |= {"lost": self.lost} if self.lost else {}
+        return Scored(min(max(self.reward or 0.0, 0.0), 1.0), "", more) if more else None
 
 
 # a question and a seed -> the model's response
 Responder = Callable[[Question, int], Awaitable[Response]]
 # a question and the text of a response -> its score
 Scorer = Callable[[Question, str], Awaitable[Scored]]
+
+
+class OneResponse(BranchPolicy):
+    """The policy of an evaluation: one response, as `tree=plain` samples it. `ended` says why it has ended."""
+
+    ended: Ended | None = None
+
+    @classmethod
+    def from_config(cls, config, tokenizer=None) -> "OneResponse":
+        return cls()
+
+    async def grow(self, builder: TreeBuilder, n: int) -> None:
+        response = await builder.continue_to_end(Path(), random.Random(builder.seed).getrandbits(31))
+        self.ended = response.ended
+        builder.tree.leaves = [builder.tree.insert(None, response.segments)]
+
+
+def prompt_ids_of(
+    tokenizer, messages: Sequence[Mapping], template: Mapping, schemas: Sequence[dict] | None = None
+) -> list[int]:
+    """Return the token ids of a prompt, with descriptions of tools (`schemas`) and further options of the template."""
+    tools = {"tools": schemas} if schemas else {}
+    return tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=False, **tools, **template
+    )
 
 
 def token_responder(
@@ -87,37 +119,33 @@ def token_responder(
             try:
                 return await respond_in(opened, question, seed)
             except BranchLost as error:
-                return Response("", 0, lost=str(error))
+                return Response("", 0, reward=0.0, lost=str(error))
 
     async def respond_in(opened: Environment, question: Question, seed: int) -> Response:
-        prompt_ids = tokenizer.apply_chat_template(
-            await opened.first_messages(question.prompt),
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-            **({"tools": opened.schemas} if opened.schemas else {}),
-            **template,
-        )
+        messages = await opened.first_messages(question.prompt)
+        prompt_ids = prompt_ids_of(tokenizer, messages, template, opened.schemas)
         max_tokens = room = sampling["max_tokens"]
         if context is not None:
             room = min(max_tokens, context - len(prompt_ids))
         if room < 1:
-            raise ValueError(f"question {question.id}: its {len(prompt_ids)} tokens leave no room in {context}")
+            raise DoesNotFit(f"question {question.id}: its {len(prompt_ids)} tokens leave no room in {context}")
         limits: dict[str, Any] = {"max_tokens": room, "stop_token_ids": stop_token_ids, "seed": seed}
         if environment is NO_ENVIRONMENT:
             request = GenerationRequest(prompt_ids, **limits, **options, stop=sampling["stop"])
-            token_ids = (await engine.generate(request)).token_ids
-            return Response(tokenizer.decode(token_ids, skip_special_tokens=True), len(token_ids))
-        settings = builder.Sampling(**options)
-        policy = builder.policy_class("plain").from_config(None)
+            generation = await engine.generate(request)
+            token_ids, text = generation.token_ids, tokenizer.decode(generation.token_ids, skip_special_tokens=True)
+            cut = len(token_ids) >= room and not generation.stopped and not any(stop in text for stop in request.stop)
+            return Response(text, len(token_ids), cut=cut, max_tokens=room)
+        settings, policy = Sampling(**options), OneResponse()
         if rule is not None:
             limits |= {"max_tokens": max_tokens, "max_model_len": context, "context_rule": rule}
-        tree = await builder.grow(engine, prompt_ids, 1, policy, environment=opened, sampling=settings, **limits)
+        tree = await grow(engine, prompt_ids, 1, policy, environment=opened, sampling=settings, **limits)
         text = tokenizer.decode(tree.trajectories()[0], skip_special_tokens=True)
         tokens, rewards = sum(tree.response_masks()[0]), tree.turn_rewards
-        if rewards:
-            return Response(text, tokens, reward=sum(rewards[0].values()))
-        return Response(text, tokens, sum(segment.author == TOOL for segment in tree.segments))
+        reward = sum(rewards[0].values()) if rewards else None
+        calls = None if rewards else sum(segment.author == TOOL for segment in tree.segments)
+        cut = policy.ended in (Ended.LENGTH, Ended.CALL_LIMIT)
+        return Response(text, tokens, calls, reward, cut=cut, max_tokens=limits["max_tokens"])
 
     return respond
 
@@ -134,7 +162,9 @@ def chat_responder(model: ChatModel, sampling: Mapping, template: Mapping) -> Re
         options["chat_template_kwargs"] = dict(template)
 
     async def respond(question: Question, seed: int) -> Response:
-        return Response(*await model.ask(question.prompt, seed=seed, **options))
+        text, tokens, cut = await model.ask(question.prompt, seed=seed, **options)
+        refused = [name for name, own in model.names.items() if own is None]
+        return Response(text, tokens, cut=cut, max_tokens=(cut and tokens) or None, refused=refused)
 
     return respond
 
@@ -172,10 +202,14 @@ async def collect(
         nonlocal right, scored_so_far
         async with slots:
             started = time.monotonic()
-            response = await respond(question, seed_of(seed, question.id, number))
+            try:
+                response = await respond(question, seed_of(seed, question.id, number))
+            except DoesNotFit as error:
+                response = Response("", 0, lost=str(error), cut=False, max_tokens=0)
             scored = response.scored_by_environment or await score(question, response.text)
         row = {"question": question.id, "sample": number, "score": scored.score, "answer": scored.answer, **scored.more}
         row |= {"tokens": response.tokens, "tool_calls": response.tool_calls, "response": response.text}
+        row |= {name: getattr(response, name) for name in ("cut", "max_tokens", "refused")}
         samples.add(row | {"seconds": round(time.monotonic() - started, 3)})
         if scored.score is not None:
             right, scored_so_far = right + scored.score, scored_so_far + 1

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from recipe.common.reporting.run_metrics import STYLE, legend_above, run_colors
@@ -19,6 +21,7 @@ from verl.utils.atomic_files import replacing
 # experiment -> data set -> metric -> value
 Results = dict[str, dict[str, dict[str, float]]]
 PASS_AT_1 = "Acc-Pass@1"
+WHISKER = "#333333"
 
 
 def datasets_of(results: Results) -> list[str]:
@@ -39,7 +42,7 @@ def interval(metrics: dict[str, float], name: str) -> tuple[float, float] | None
 def _cell(metrics: dict[str, float], name: str) -> str:
     if name not in metrics:
         return ""
-    digits = 3 if name.startswith(("Acc-", "F1-", "Unscored")) else 2
+    digits = 3 if name.startswith(("Acc-", "Cut-")) else 0 if name == "Questions" else 2
     text, ends = f"{metrics[name]:.{digits}f}", interval(metrics, name)
     return text if ends is None else f"{text} ({ends[0]:.{digits}f} to {ends[1]:.{digits}f})"
 
@@ -53,7 +56,8 @@ def _table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
 def markdown(results: Results) -> str:
     """Return Markdown with a table of Pass@1 on all data sets, if there are several, then a table for each data set.
 
-    Only experiments with results on all data sets get an average over them.
+    Only experiments with results on all data sets get an average over them. A data set's table has at most four metrics
+    (`_columns`); the CSV beside it has all.
     """
     datasets, lines = datasets_of(results), []
     if len(datasets) > 1:
@@ -65,14 +69,15 @@ def markdown(results: Results) -> str:
             rows.append([experiment, *(_cell(metrics, PASS_AT_1) for metrics in all_metrics), average])
         lines += ["## Pass@1", "", *_table(["experiment", *datasets, "average"], rows), ""]
     for dataset in datasets:
-        names = metrics_of(results, dataset)
+        names = _columns(metrics_of(results, dataset))
         rows = [
             [experiment, *(_cell(by_dataset[dataset], name) for name in names)]
             for experiment, by_dataset in results.items()
             if dataset in by_dataset
         ]
         lines += [f"## {dataset}", "", *_table(["experiment", *(n.removeprefix("Acc-") for n in names)], rows), ""]
-    lines.append("In parentheses: 95 % bootstrap intervals over questions, where an evaluation gives them.")
+    lines.append("In parentheses: 95 % bootstrap intervals over questions, where an evaluation gives them. Cut-Share:")
+    lines.append("of responses that ended at a limit of tokens or calls. The CSV has all metrics.")
     return "\n".join(lines) + "\n"
 
 
@@ -83,6 +88,12 @@ def _bars(names: list[str]) -> list[str]:
         same_kind = [name for name in names if name.startswith(kind)]
         shown += sorted(same_kind, key=lambda name: int(name.partition("@")[2]))[-1:]
     return shown
+
+
+def _columns(names: list[str]) -> list[str]:
+    """Return the metrics that a table shows: up to four that say what was reached, on how much, and at which length."""
+    first = [PASS_AT_1, "Questions", "Cut-Share", *reversed(_bars(names)[1:]), "Response-Length-Mean"]
+    return [name for name in first if name in names][:4]
 
 
 def plot_comparison(results: Results, output: str | Path) -> Path:
@@ -104,7 +115,8 @@ def plot_comparison(results: Results, output: str | Path) -> Path:
             _draw_bars(ax, dataset, results, colors)
         for ax in axes[len(datasets) :]:
             ax.set_axis_off()
-        handles = [Patch(color=color, label=label) for label, color in colors.items()]
+        handles: list[Artist] = [Patch(color=color, label=label) for label, color in colors.items()]
+        handles.append(Line2D([], [], color=WHISKER, marker="|", label="95 % interval over questions"))
         legend_above(figure, handles, most_columns=3, fontsize=10)
         with replacing(output) as temporary:
             figure.savefig(temporary, format=output.suffix.lstrip(".") or "png", dpi=130)
@@ -123,7 +135,7 @@ def _draw_bars(ax: Axes, dataset: str, results: Results, colors: dict) -> None:
             low, high = interval(metrics, name) or (value, value)
             ax.bar(at, value, width * 0.92, color=colors[experiment])
             if low < high:
-                ax.errorbar(at, (low + high) / 2, (high - low) / 2, fmt="none", ecolor="#333333", capsize=3)
+                ax.errorbar(at, (low + high) / 2, (high - low) / 2, fmt="none", ecolor=WHISKER, capsize=3)
             ax.annotate(f"{value:.2f}", (at, high), (0, 2), textcoords="offset points", ha="center", fontsize=8)
     ax.set(title=dataset, ylabel="accuracy", ylim=(0, 1.05))
     ax.set_xticks(range(len(names)), [name.removeprefix("Acc-") for name in names])

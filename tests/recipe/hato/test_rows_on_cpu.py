@@ -161,8 +161,11 @@ def test_the_reward_loop_scores_steps(engine):
         end = 0
         for segment in (tree.segments[i] for i in tree.path(leaf)):
             begin, end = end, end + len(segment.token_ids)
-            texts = {"before": TOKENIZER.decode(response[:begin]), "step": TOKENIZER.decode(segment.token_ids)}
-            assert asked[tuple(response[:end])] == {"split": "train", "hato_step": texts}
+            about = asked[tuple(response[:end])]
+            before, step = about["hato_step"].values()
+            # A character that the step completes is the step's.
+            assert about["split"] == "train" and before + step == TOKENIZER.decode(response[:end])
+            assert TOKENIZER.decode(response[:begin]).rstrip("\ufffd") == before
             assert segment.info.shown()["local_rewards"] == float(end % 2 == 0)
     with pytest.raises(ValueError, match="needs rewards that are computed during the rollout"):
         run(rollout_of(engine, "hato.local_reward=reward_loop"))

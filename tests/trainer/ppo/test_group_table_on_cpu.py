@@ -175,6 +175,48 @@ def test_an_mlflow_that_takes_nothing_does_not_end_the_run(tmp_path, monkeypatch
     assert "a tracker of trainer.logger could not be closed: " in caplog.text
 
 
+def attempt(folder: Path, tracker: str, rate: float) -> None:
+    """An attempt of a run, which leaves a checkpoint."""
+    trainer = {"default_local_dir": str(folder), "resume_mode": "auto", "learning_rate": rate}
+    environment = {"env_vars": {"HF_TOKEN": "s3cr3t-1", "LOCAL_RANK": "s3cr3t-2"}}
+    config = {"trainer": trainer, "ray_kwargs": {"runtime_env": environment}, "search": [{"api_key": "s3cr3t-3"}]}
+    tracking = Tracking("project", "experiment", [tracker], config)
+    tracking.log({"loss": rate}, step=int(10 * rate))
+    tracking.finish()
+    (folder / "latest_checkpointed_iteration.txt").write_text("1")
+
+
+def no_secrets(folder: Path) -> bool:
+    return not [file for file in folder.rglob("*") if file.is_file() and b"s3cr3t" in file.read_bytes()]
+
+
+@pytest.mark.slow
+def test_wandb_goes_on_in_one_run_without_secrets(tmp_path, monkeypatch):
+    for name, value in {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}.items():
+        monkeypatch.setenv(name, value)
+    for rate in (0.1, 0.2):
+        attempt(tmp_path, "wandb", rate)
+        wandb.teardown()  # An attempt is a process: wandb reads its variables once.
+    run_id = json.loads((tmp_path / "trackers.json").read_text())["WANDB_RUN_ID"]
+    folders = list(tmp_path.glob("wandb/offline-run-*"))
+    assert len(folders) == 2 and all(f"-{run_id}" in folder.name for folder in folders)
+    assert no_secrets(tmp_path)
+    (tmp_path / "latest_checkpointed_iteration.txt").unlink()
+    attempt(tmp_path, "wandb", 0.1)
+    assert json.loads((tmp_path / "trackers.json").read_text())["WANDB_RUN_ID"] != run_id, "it began anew"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("mlflow_files")
+def test_mlflow_goes_on_in_one_run_with_a_changed_key(tmp_path, caplog):
+    attempt(tmp_path, "mlflow", 0.1)
+    attempt(tmp_path, "mlflow", 0.2)
+    (losses,) = tmp_path.glob("mlruns/*/*/metrics/loss")
+    assert [line.split()[1:] for line in losses.read_text().splitlines()] == [["0.1", "1"], ["0.2", "2"]]
+    assert "MLflow keeps the run's first values of trainer/learning_rate, which have changed" in caplog.text
+    assert no_secrets(tmp_path)
+
+
 @pytest.mark.parametrize("text", ["", "abc", "abcd", "abcdefg", "abcdefgh"])
 @pytest.mark.parametrize("characters", [2, 3, 4, 7])
 def test_a_shortened_text_keeps_its_first_and_last_characters(text, characters):

@@ -7,6 +7,7 @@ A vLLM server takes and returns token ids, so that a model with tools sees the s
 import asyncio
 import ctypes
 import itertools
+import logging
 import os
 import signal
 import socket
@@ -15,12 +16,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.tools.http_json import is_loopback
+
+logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[3]
 START_SECONDS, STOP_SECONDS = 1800, 20
@@ -103,8 +107,15 @@ class ServerEngine(RolloutEngine):
         return Generation(list(token_ids), [0.0] * len(token_ids), stopped=stopped)
 
 
+class DoesNotFit(ValueError):
+    """A prompt leaves no token of the context to a response."""
+
+
 class ChatModel:
     """A model that takes messages and returns text.
+
+    A sampling parameter that the server refuses is left out of this and all later requests, with a warning; max_tokens
+    is sent as max_completion_tokens first, the only name of it that reasoning models of OpenAI know.
 
     Args:
         clients, model, concurrency: the arguments of `ServerEngine`.
@@ -114,25 +125,51 @@ class ChatModel:
     def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int, beyond_openai: bool = False):
         self.clients, self.model, self.slots = itertools.cycle(clients), model, asyncio.Semaphore(concurrency)
         self.beyond_openai = beyond_openai
+        self.names: dict[str, str | None] = {}  # parameter -> the server's name for it; None: the server refuses it
 
-    async def ask(self, messages: Sequence[dict], **sampling) -> tuple[str, int]:
-        """Return the reply's text and its number of tokens (0 if the server does not say).
+    async def ask(self, messages: Sequence[dict], **sampling) -> tuple[str, int, bool]:
+        """Return the reply's text, its number of tokens (0 if the server does not say), and whether a limit cut it.
+
+        If prompt and max_tokens exceed the context, the reply may fill the context.
 
         Args:
             sampling: max_tokens, temperature, top_p, top_k, seed, …, and `chat_template_kwargs`; a parameter that is
                 left out has no effect.
+
+        Raises:
+            DoesNotFit: the messages alone fill the context.
         """
-        asked = {"top_p": 1.0} | NEUTRAL | sampling
+        asked: dict[str, Any] = {"top_p": 1.0} | NEUTRAL | sampling
         beyond = {name: asked.pop(name) for name in BEYOND_OPENAI if name in asked}
         more = {"top_k": -1} | NEUTRAL_BEYOND_OPENAI | beyond if self.beyond_openai else None
-        async with self.slots:
-            completion = await next(self.clients).chat.completions.create(
-                model=self.model, messages=list(messages), extra_body=more, **asked
-            )
+        completion = None
+        while completion is None:
+            async with self.slots:
+                names = {name: self.names.get(name, name) for name in asked}
+                sent: dict[str, Any] = {own: asked[name] for name, own in names.items() if own}
+                try:
+                    completion = await next(self.clients).chat.completions.create(
+                        model=self.model, messages=list(messages), extra_body=more, **sent
+                    )
+                except BadRequestError as error:
+                    if "context length" not in str(error) and error.code != "context_length_exceeded":
+                        self._learn(error, names)
+                    elif asked.pop("max_tokens", None) is None:
+                        raise DoesNotFit(str(error)) from error
         tokens = completion.usage.completion_tokens if completion.usage else 0
         text = completion.choices[0].message.content or ""
         # A model that stops within an emoji leaves half of a surrogate pair, which cannot be sent or written.
-        return text.encode(errors="replace").decode(), tokens
+        return text.encode(errors="replace").decode(), tokens, completion.choices[0].finish_reason == "length"
+
+    def _learn(self, error: BadRequestError, names: dict[str, str | None]) -> None:
+        """Remember the parameter that an error names; raise the error if it names none of `names`, which were sent."""
+        for name, own in names.items():
+            if own and (own == error.param or (error.param is None and f"'{own}'" in str(error))):
+                if self.names.get(name, name) == own:  # Another request may have learnt it in the meantime.
+                    self.names[name] = "max_completion_tokens" if own == "max_tokens" else None
+                    logger.warning("%s refuses %s, and is asked with %s: %s", self.model, own, self.names[name], error)
+                return
+        raise error
 
 
 def free_port() -> int:

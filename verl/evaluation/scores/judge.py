@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from verl.evaluation.model.server import ChatModel
+from verl.evaluation.model.server import ChatModel, DoesNotFit
 from verl.evaluation.questions.prompts import Question
 from verl.evaluation.scores.scoring import Scored, final_answer
 from verl.utils.reward_score.qa import MAX_ANSWER_CHARS, normalize, token_f1
@@ -102,8 +102,10 @@ class Judge:
 
     async def _ask(self, key: str, messages: list[dict]) -> str:
         try:
-            reply, _ = await self.model.ask(messages, **self.sampling)
+            reply, *_ = await self.model.ask(messages, **self.sampling)
             self.cache.put(key, reply)
             return reply
+        except DoesNotFit:
+            return ""  # without a verdict
         finally:
             del self.pending[key]

@@ -92,15 +92,16 @@ def measure(samples: Iterable[Mapping], ks: Sequence[int]) -> dict[str, float]:
 
     They are `Acc-Pass@k` (also for k = 1; a score of 1 is right), `Acc-Mean@k` for the largest k (the mean of all
     samples), `Acc-Best@k`, `Acc-Maj@k`, `Response-Length-Mean` in tokens, `Tool-Calls-Mean` if a sample has tools,
-    `Unscored-Share` if a sample has no score, `F1-Mean` if a sample has an F1, and with rewards of an environment
-    `Reward-Mean` and, if it has lost a sample, `Lost-Share`. Accuracies and F1 also have the ends
-    of their intervals, named with the endings of `INTERVAL_ENDS`. Accuracies leave out samples without a score, and
+    `Unscored-Share` if a sample has no score, `Cut-Share` if it is known which responses a limit of tokens or calls has
+    ended, `Lost-Share` if a question did not fit or an environment has lost a sample, `F1-Mean` if a sample has an F1,
+    and `Reward-Mean` with an environment's rewards. Accuracies and F1 also have the ends of their intervals, named with
+    the endings of `INTERVAL_ENDS`. Accuracies leave out samples without a score, and
     metrics @k leave out questions with fewer than k scores.
 
     Args:
         samples: samples with `question` (its id), `score` (in [0, 1] or None), `answer` (the vote, normalized so that
-            equal answers are equal text), `tokens`, `tool_calls` (None if the model has no tools) and perhaps `f1`, or
-            `reward` and, for a lost one, `lost`.
+            equal answers are equal text), `tokens`, `tool_calls` (None if the model has no tools) and perhaps `f1`,
+            `cut`, `reward` and, for a lost one, `lost`.
         ks: numbers of samples k, such as (1, 8).
 
     Raises:
@@ -139,6 +140,9 @@ def _other_values(questions: list[list[Mapping]]) -> dict[str, list[float]]:
     with_tools = [[sample["tool_calls"] for sample in group if sample["tool_calls"] is not None] for group in questions]
     if any(with_tools):
         values["Tool-Calls-Mean"] = [fmean(calls) for calls in with_tools if calls]
+    cut = [[sample["cut"] for sample in group if sample.get("cut") is not None] for group in questions]
+    if any(cut):
+        values["Cut-Share"] = [fmean(shares) for shares in cut if shares]
     unscored = [fmean(sample["score"] is None for sample in group) for group in questions]
     if any(unscored):
         values["Unscored-Share"] = unscored

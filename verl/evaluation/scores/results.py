@@ -44,6 +44,12 @@ class EvalResult:
     metrics: dict[str, float]
     settings: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The metrics, and what they rest on: the number of questions, and the largest response in tokens."""
+        longest = {"Max-Tokens": self.settings["max_tokens"]} if "max_tokens" in self.settings else {}
+        return self.metrics | {"Questions": self.n_questions} | longest
+
     def __post_init__(self):
         for name, value in self.metrics.items():
             if not math.isfinite(value) or (name.startswith("Acc-") and not 0 <= value <= 1):
@@ -59,7 +65,11 @@ def format_result_lines(results: Iterable[EvalResult]) -> list[str]:
         heading = f"{result.experiment}{at_step} on {result.dataset}, {counts}"
         lines.append(" ".join(heading.splitlines()))
         width = max(len(name) for name in result.metrics)
-        lines += [f"  {name:<{width}}  {value:.4f}" for name, value in result.metrics.items()]
+        cut = f", {result.metrics['Cut-Share']:.1%} cut" if "Cut-Share" in result.metrics else ""
+        beside = f"  (n={result.n_questions} x {result.n_samples}{cut})"
+        for name, value in result.metrics.items():
+            is_accuracy = name.startswith("Acc-") and not name.endswith(INTERVAL_ENDS)
+            lines.append(f"  {name:<{width}}  {value:.4f}{beside if is_accuracy else ''}")
         lines.append(PREFIX + json.dumps(asdict(result), ensure_ascii=True))
     return lines
 

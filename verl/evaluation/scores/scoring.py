@@ -1,7 +1,8 @@
 """Scores answers by rule: mathematics by equivalence, questions by exact match and token F1, tasks by their rewards."""
 
 import re
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from verl.evaluation.questions.prompts import Question
@@ -38,10 +39,12 @@ class Scoring(NamedTuple):
         about: words about it for the user.
         score: function (question, response) -> `Scored`, which is called outside the event loop's thread, as it may
             block; None for the judge, a model behind a server.
+        join_votes: function from the samples of an evaluation to the same samples, with one vote for equal answers.
     """
 
     about: str
     score: Callable[[Question, str], Scored] | None
+    join_votes: Callable[[Iterable[dict]], list[dict]] = list
 
 
 def without_results(response: str) -> str:
@@ -70,9 +73,35 @@ def by_reward(compute_score: Callable[..., dict]) -> Callable[[Question, str], S
     return score
 
 
-def _score_mathematics(question: Question, response: str) -> Scored:
+def _mathematics(response: str) -> str:
+    """Return the part of a response that holds its \\boxed."""
     answer = check_format(response).answer
-    answer = without_results(response) if answer is None else answer
+    return without_results(response) if answer is None else answer
+
+
+def join_mathematics(rows: Iterable[dict]) -> list[dict]:
+    """Return the samples, where all answers to a question that are equal as mathematics have the vote of the first.
+
+    Right answers are equal; a wrong one is compared with the question's other wrong ones, for a second at most each.
+    """
+    firsts: dict[tuple, dict[str, tuple[str, str]]] = defaultdict(dict)  # (question, score) -> vote -> vote, text
+    joined = []
+    for row in rows:
+        known, vote = firsts[row["question"], row["score"]], row["answer"]
+        if vote and vote not in known:
+            text = comparison.last_boxed(_mathematics(row["response"])) or vote
+            same = (first for first in known.values() if row["score"] == 1 or _equal(first[1], text))
+            known[vote] = next(same, (vote, text))
+        joined.append(row | {"answer": known[vote][0] if vote else vote})
+    return joined
+
+
+def _equal(text: str, other: str) -> bool:
+    return not (text.isdecimal() and other.isdecimal()) and comparison.is_equivalent(text, other, seconds=1.0)
+
+
+def _score_mathematics(question: Question, response: str) -> Scored:
+    answer = _mathematics(response)
     results = [comparison.compute_score("math", answer, truth) for truth in question.answers]
     best = max(results, key=lambda result: result["acc"])
     return Scored(best["acc"], best["pred"])
@@ -86,14 +115,16 @@ def _score_words(question: Question, response: str) -> Scored:
 _scorings: dict[str, Scoring] = {}
 
 
-def register_scoring(name: str, about: str, score: Callable[[Question, str], Scored] | None) -> None:
+def register_scoring(name: str, about: str, score: Callable[[Question, str], Scored] | None, **more) -> None:
     """Register a scoring as `scoring=<name>`; see `Scoring`. Raise ValueError if there is one of this name."""
     if name in _scorings:
         raise ValueError(f"there are two scorings {name}: choose another name")
-    _scorings[name] = Scoring(about, score)
+    _scorings[name] = Scoring(about, score, **more)
 
 
-register_scoring("math", "the last \\boxed against the answer by math-verify", _score_mathematics)
+register_scoring(
+    "math", "the last \\boxed against the answer by math-verify", _score_mathematics, join_votes=join_mathematics
+)
 register_scoring("qa", "exact match and token F1 with the best golden answer", _score_words)
 register_scoring(ENVIRONMENT, "the environment's rewards", lambda question, response: Scored(0.0, ""))
 register_scoring("judge", "a language model compares it with the golden answers", None)

@@ -13,6 +13,7 @@ from verl.trainer.ppo.group_diversity import group_diversity
 from verl.trainer.ppo.group_table import GroupTableKeys, ShownGroup, ShownResponse, shortened
 from verl.trainer.ppo.v1.batch_rows import BatchRows, Group
 from verl.utils.atomic_files import replacing
+from verl.utils.piece_texts import piece_texts
 from verl.workers.rollout.trajectory_tree import TOOL_FAULTS, TREE, TREE_METRICS, TrajectoryTree, tree_of_rows
 
 
@@ -84,21 +85,36 @@ def segment_advantages(rows: BatchRows, nodes: Nodes) -> torch.Tensor:
 def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float | None], update: str, tokenizer) -> dict:
     """Return a line of the trees file: the tree, its rewards, and the text of every token id that occurs in it.
 
+    `vocabulary` holds each token's text where it first occurs. Where it has another one, such as one of the tokens that
+    spell an emoji, its segment's `texts` hold [position, text].
+
     Args:
         rewards: reward of each row; None for a row without an answer.
         update: `tree` if the update computes shared tokens once, otherwise `rows`.
     """
-    tokens = sorted({token for segment in tree.segments for token in segment.token_ids} | _suppressed_tokens(tree))
+    records, vocabulary = tree.to_dict()["segments"], {}
+    parents = {segment.parent for segment in tree.segments}
+    for end in set(range(len(records))) - parents:
+        path = tree.path(end)
+        tokens = [token for i in path for token in tree.segments[i].token_ids]
+        # A blank before the first word is text: the response goes on from the prompt.
+        texts = iter(piece_texts(tokenizer.decode, [tree.prompt_ids, *([token] for token in tokens)])[1:])
+        for i in path:
+            own = [(token, next(texts)) for token in tree.segments[i].token_ids]
+            others = [[at, text] for at, (token, text) in enumerate(own) if vocabulary.setdefault(token, text) != text]
+            records[i] |= {"texts": others} if others else {}
+    for token in _suppressed_tokens(tree) - vocabulary.keys():
+        vocabulary[token] = piece_texts(tokenizer.decode, [tree.prompt_ids, [token]])[1]
     return {
         "step": step,
         "uid": uid,
         "prompt": tokenizer.decode(tree.prompt_ids),
         "rewards": rewards,
-        "segments": tree.to_dict()["segments"],
+        "segments": records,
         "leaves": tree.leaves,
         "metrics": tree.metrics,
         "update": update,
-        "vocabulary": {str(token): tokenizer.decode([token]) for token in tokens},
+        "vocabulary": {str(token): vocabulary[token] for token in sorted(vocabulary)},
     }
 
 
