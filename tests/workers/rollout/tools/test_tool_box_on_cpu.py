@@ -231,19 +231,11 @@ def test_null_leaves_a_tool_out_and_tags_that_are_taken_are_refused():
         ToolBox(ToolsConfig(tool_instances={"a": entry, "b": entry}))
 
 
-class Starting(Scripted):
-    """Its start does what the script says."""
+def test_a_tool_shows_that_it_works_before_a_run_begins(caplog, monkeypatch):
+    def starting(script, **config):
+        return box(script, **config).config
 
-    async def start(self, *, timeout):
-        await self.execute("", timeout=timeout)
-
-
-def starting(script, **config):
-    entry = {"class_path": f"{__name__}.Starting", "params": {"script": script}}
-    return ToolsConfig(tool_instances={"scripted": entry}, **config)
-
-
-def test_a_tool_shows_that_it_works_before_a_run_begins(caplog):
+    monkeypatch.setattr(Scripted, "start", lambda self, *, timeout: self.execute("", timeout=timeout))
     busy = ToolError("busy", kind="http_503", retry=True)
     try_tools(starting([busy, "fine"]))
     broken = starting([ToolError("no namespaces", kind="sandbox", retry=False)])

@@ -19,11 +19,11 @@ from verl.workers.rollout.tools.base_tool import BaseTool, ToolError
 from verl.workers.rollout.tools.python import Result
 from verl.workers.rollout.tools.python.confinement import MAX_THREADS
 from verl.workers.rollout.tools.python.sandbox_fusion import SandboxFusion
-from verl.workers.rollout.tools.python.session import PythonSession
+from verl.workers.rollout.tools.python.session import MAX_OUTPUT_BYTES, PythonSession, SessionProcess
 
 logger = logging.getLogger(__name__)
 
-MAX_CODE_BYTES, MAX_OUTPUT_BYTES, START_SECONDS, END_SECONDS = 1 << 20, 4 << 20, 120, 10
+MAX_CODE_BYTES, START_SECONDS, END_SECONDS = 1 << 20, 120, 10
 USUAL_MODULES, AHEAD = ("numpy", "sympy"), 2  # number of processes that wait for a program
 MAX_PROGRAMS = 64  # running at once; a socket's buffer holds some 270 messages to the server
 SESSION_SUMMARY = (
@@ -265,28 +265,8 @@ class Interpreter:
     async def run(self, code: bytes, seconds: float) -> Result:
         """Run a program, a text in UTF-8, to its end or for at most `seconds`, and return the result.
         Raises ToolError if its process could not be confined, or the interpreter has ended."""
-        (program, end), loop, output = self.take_process(), asyncio.get_running_loop(), bytearray()
-
-        async def talk() -> Result:
-            end.send(b"run")
-            await loop.sock_sendall(program, code)
-            program.shutdown(socket.SHUT_WR)
-            with contextlib.suppress(ConnectionResetError):
-                while part := await loop.sock_recv(program, 1 << 16):
-                    output.extend(part)
-                    if len(output) > MAX_OUTPUT_BYTES:
-                        return Result(bytes(output), 0, "output")
-            return Result(bytes(output), *self.value(await loop.sock_recv(end, 1 << 12)))
-
-        try:
-            return await asyncio.wait_for(talk(), seconds)
-        except asyncio.TimeoutError:
-            return Result(bytes(output), 0, "timeout")
-        except OSError as error:
-            raise self.lost(end) from error
-        finally:  # closing the sockets ends a process that still runs
-            program.close()
-            end.close()
+        with contextlib.closing(SessionProcess(self)) as process:
+            return await process.run(code, seconds)
 
     def lost(self, end: socket.socket) -> ToolError:
         """Return the error of a process that has ended before it read the program. Raises ToolError where the process
