@@ -59,8 +59,7 @@ def call(made: ToolBox, content="x"):
     return asyncio.run(made.call("do", content))
 
 
-def test_a_call_and_a_cached_one():
-    assert call(box(["fine"])).text == "fine"
+def test_a_cached_result():
     cached = call(box([ToolOutput("known", cached=True)]))
     assert cached.ok and cached.cached and cached.text == "known" and cached.retries == 0
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError
 from verl.workers.rollout.tools.python import Result
@@ -45,7 +46,7 @@ _ENVIRONMENT |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_N
 _ENVIRONMENT |= {"MALLOC_ARENA_MAX": "1"}  # otherwise each thread takes 64 MiB of a program's address space
 
 
-Run = Callable[["Interpreter", bytes, float], Awaitable[Result]]  # runs a program, a text in UTF-8, for some seconds
+Run = Callable[[Any, bytes, float], Awaitable[Result]]  # runs a program, a text in UTF-8, for some seconds
 
 
 def _unavailable(why) -> ToolError:
@@ -124,7 +125,7 @@ class PythonTool(BaseTool):
                 raise ValueError(f"{', '.join(unused)}: expected none of it beside sandbox_fusion_url")
             if session:
                 raise ValueError("session: expected false beside sandbox_fusion_url, as such a server has no sessions")
-            self._fusion = SandboxFusion(sandbox_fusion_url, memory_mb=memory_mb, at_once=num_workers)
+            self._fusion = SandboxFusion(sandbox_fusion_url, memory_mb=memory_mb)
 
     @classmethod
     def check(cls, **params) -> None:
@@ -148,17 +149,13 @@ class PythonTool(BaseTool):
         if self.has_session:
             async with contextlib.aclosing(self.new_session()) as session:
                 return await session.execute(content, timeout=timeout)
-        if self._fusion is not None:
-            margin, code = min(0.5, timeout / 10), _encoded(content)
-            deadline = asyncio.get_running_loop().time() + timeout - margin
-            return self.answer(await self._fusion.run(code.decode(), deadline=deadline, margin=margin), timeout)
-        return self.answer(await self.run_in_turn(Interpreter.run, content, timeout), timeout)
+        return self.answer(await self.run_in_turn(lambda where, *rest: where.run(*rest), content, timeout), timeout)
 
     def new_session(self) -> PythonSession:
         return PythonSession(self)
 
-    async def run_in_turn(self, run: "Run", content: str, timeout: float) -> Result:
-        """Wait for a place, and return the result of `run` with an interpreter, the program and its seconds.
+    async def run_in_turn(self, run: Run, content: str, timeout: float) -> Result:
+        """Wait for a place, and return the result of `run` with an interpreter or server, the program and its seconds.
 
         Raises:
             ToolError: kinds `too_long`, `busy` and `sandbox`.
@@ -170,8 +167,8 @@ class PythonTool(BaseTool):
             async with self._places:
                 if deadline - loop.time() < timeout / 2:
                     raise ToolError("Too many programs run at once.", kind="busy", retry=True)
-                interpreter = await self._interpreter(preloaded)
-                return await run(interpreter, code, max(deadline - loop.time(), 0.01))
+                where = self._fusion or await self._interpreter(preloaded)
+                return await run(where, code, max(deadline - loop.time(), 0.01))
         except (OSError, asyncio.TimeoutError) as error:
             raise _unavailable(repr(error)) from error
 
