@@ -59,8 +59,7 @@ def call(made: ToolBox, content="x"):
     return asyncio.run(made.call("do", content))
 
 
-def test_a_call_and_a_cached_one():
-    assert call(box(["fine"])).text == "fine"
+def test_a_cached_result():
     cached = call(box([ToolOutput("known", cached=True)]))
     assert cached.ok and cached.cached and cached.text == "known" and cached.retries == 0
 
@@ -231,19 +230,11 @@ def test_null_leaves_a_tool_out_and_tags_that_are_taken_are_refused():
         ToolBox(ToolsConfig(tool_instances={"a": entry, "b": entry}))
 
 
-class Starting(Scripted):
-    """Its start does what the script says."""
+def test_a_tool_shows_that_it_works_before_a_run_begins(caplog, monkeypatch):
+    def starting(script, **config):
+        return box(script, **config).config
 
-    async def start(self, *, timeout):
-        await self.execute("", timeout=timeout)
-
-
-def starting(script, **config):
-    entry = {"class_path": f"{__name__}.Starting", "params": {"script": script}}
-    return ToolsConfig(tool_instances={"scripted": entry}, **config)
-
-
-def test_a_tool_shows_that_it_works_before_a_run_begins(caplog):
+    monkeypatch.setattr(Scripted, "start", lambda self, *, timeout: self.execute("", timeout=timeout))
     busy = ToolError("busy", kind="http_503", retry=True)
     try_tools(starting([busy, "fine"]))
     broken = starting([ToolError("no namespaces", kind="sandbox", retry=False)])

@@ -1,20 +1,13 @@
-"""Tools written for upstream's agent loops, in our tool box: a small one, and those of upstream's own tests."""
+"""Tools written for upstream's agent loops, in our tool box."""
 
 import asyncio
-import importlib.util
-import json
-import sys
-from pathlib import Path
 
 import pytest
-import verl.tools
 from omegaconf import OmegaConf
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
-
-UPSTREAMS_TESTS = Path(verl.tools.__path__[0]).parents[1] / "tests/tools/_stub_search_tools.py"
 
 
 def schema(name: str, required=("query",), **types) -> dict:
@@ -99,23 +92,6 @@ def test_upstreams_own_base_tool_and_a_config_from_hydra():
     assert (
         reply.ok and reply.text == "Updated the tool state." and made.tools["count"].tool.config == {"type": "native"}
     )
-
-
-@pytest.fixture
-def stubs(monkeypatch):
-    """The tools of upstream's tests, which its wheel holds under a name that ours has."""
-    spec = importlib.util.spec_from_file_location("upstreams_stubs", UPSTREAMS_TESTS)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_upstreams_stub_search(stubs):
-    params = {"tool_schema": schema("search", ("query_list",), query_list="array")}
-    made = box("upstreams_stubs.StubSearchTool", params)
-    assert call(made, json.dumps({"query_list": ["a", "b"]})).text == "hits-for:a; hits-for:b"
-    assert call(made, "a").error == "bad_arguments", "an array is no plain text"
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ class BaseTool(ABC):
     # largest number of calls that run at once, in all tools of the group together; None for no limit
     calls_at_once: int | None = None
 
-    @property
+    @cached_property
     def group(self) -> str:
         """Tag of the first of the tools that share a connection, and so `calls_at_once` and a trajectory's session."""
         return self.trigger_tag

@@ -1,22 +1,16 @@
-"""An MCP server with state and with unusual schemas and results: python odd_server.py [PORT], by stdio or HTTP."""
+"""An MCP server with state and an unusual result: python odd_server.py [PORT], by stdio or HTTP."""
 
 import sys
 from collections import Counter
-from typing import Literal
 
 import anyio
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp_types import CallToolResult, ResourceLink, ToolAnnotations
-from pydantic import BaseModel
 
 server = MCPServer("odd")
 counts: Counter[str] = Counter()  # session -> number
 queries: list[str] = []
-
-
-class Город(BaseModel):
-    имя: Literal["Осло", "Токио"]
 
 
 def session_of(ctx: Context) -> str:
@@ -44,11 +38,6 @@ async def search(query: str) -> str:
 async def wait(seconds: float) -> str:
     await anyio.sleep(seconds)
     return f"waited {seconds}"
-
-
-@server.tool(description="Погода в городе.")
-async def weather(city: Город) -> str:
-    return f"солнце: {city.имя}"
 
 
 @server.tool()

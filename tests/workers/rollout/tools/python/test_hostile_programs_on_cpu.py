@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.sandbox_settings import SETTINGS, command_in
+from tests.workers.rollout.tools.python.settings import SETTINGS, command_in
 
 ATTACK = Path(__file__).parent / "attack.py"
 SYSTEM_PYTHON = "/usr/bin/python3"  # that every user can read

@@ -68,6 +68,7 @@ def test_results(host):
     assert call("import sys\nprint('o')\nprint('e', file=sys.stderr)\nprint('o')") == ("o\ne\no\n", None)
     assert call("print('a')\nraise SystemExit('bye')") == ("a\nbye\n", None)
     assert call("import os\nos.write(1, b'\\xff')\nos._exit(3)") == ("\ufffd[exit code 3]", None)
+    assert call("import ctypes; ctypes.CDLL(None).puts(b'from C'); None") == ("from C\n", None)
     assert call("__name__") == ("'__main__'\n", None) and call("'\\ud800'") == ("'\\ud800'\n", None)
     assert call("import os\nos.getpid() == os.getsid(0) if hasattr(os, 'x') else sorted(os.environ)[:2]")[1] is None
 
@@ -164,20 +165,6 @@ def test_programs_leave_nothing_on_their_standard_input(host):
     look = "import fcntl, os\nfcntl.fcntl(0, fcntl.F_GETFL) & (os.O_APPEND | os.O_NONBLOCK)"
     assert host.call(leave)[1] is None
     assert [host.call(look) for _ in range(2 * AHEAD)] == 2 * AHEAD * [("0\n", None)]
-
-
-def test_threads_and_libraries_in_c(host):
-    program = """
-        import threading, time
-        kept = []
-        def work():
-            kept.append(bytearray(1 << 20)); time.sleep(0.3)
-        threads = [threading.Thread(target=work) for _ in range(20)]
-        for thread in threads: thread.start()
-        for thread in threads: thread.join()
-        len(kept)"""
-    assert host.call(program) == ("20\n", None)
-    assert host.call("import ctypes; ctypes.CDLL(None).puts(b'from C'); None") == ("from C\n", None)
 
 
 def test_a_pool_of_threads_that_is_alive_at_the_end_is_no_fault():
@@ -278,11 +265,12 @@ PARENT = """
 import asyncio, psutil
 from verl.workers.rollout.tools.python.tool import PythonTool
 async def main():
-    tool = PythonTool(num_workers=2)
-    await tool.execute("1", timeout=60)
-    call = asyncio.ensure_future(tool.execute("import time; time.sleep(60)", timeout=60))
-    await asyncio.sleep(1)
-    print(tool._interpreters[False]._folder)
+    tool = PythonTool(session=SESSION, num_workers=2)
+    runs = [tool.new_session() if SESSION else tool for _ in range(3)]
+    folders = [await run.execute("import os; print(os.getcwd())", timeout=60) for run in runs]
+    call = asyncio.ensure_future(runs[0].execute("import time; time.sleep(60)", timeout=60))
+    await asyncio.sleep(0.5)
+    print(folders[-1], end="")
     print(*(process.pid for process in psutil.Process().children(recursive=True)), flush=True)
     await call
 asyncio.run(main())
@@ -290,11 +278,13 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_programs_and_their_files_end_with_a_killed_trainer():
-    parent = subprocess.Popen(python_for(PARENT), stdout=subprocess.PIPE, text=True)
-    folder = Path(parent.stdout.readline().strip())
+@pytest.mark.parametrize("session, programs", [(False, 1), (True, 3)])
+def test_programs_and_their_files_end_with_a_killed_trainer(session, programs):
+    command = python_for(PARENT.replace("SESSION", str(session)))
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    folder = Path(parent.stdout.readline().strip()).parent
     everybody = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
-    assert len(everybody) == 2 + AHEAD and folder.is_dir()
+    assert len(everybody) == 1 + programs + AHEAD and folder.is_dir()
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     assert psutil.wait_procs(everybody, SLOW)[1] == []

@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as keys_dataclass
@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass as keys_dataclass
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.tools.http_json import checked_url, is_loopback
 
+Texts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 CALLS_AT_ONCE = {"stdio": 1, "http": 16}  # defaults
 
 
@@ -35,9 +36,9 @@ class MCPKeys:
         start_timeout: time limit for starting the command, or reaching the address, in seconds.
     """
 
-    command: list[str] | None = None
+    command: Texts | None = None
     url: str | None = None
-    tools: list[str] | None = None
+    tools: Texts | None = None
     prefix: str = Field(default="", pattern=r"^[\w-]*$")
     session: Literal["shared", "trajectory"] = "shared"
     allow_repeated_calls: bool = False
@@ -51,9 +52,6 @@ class MCPKeys:
     def __post_init__(self):
         if (self.command is None) == (self.url is None):
             raise ValueError(f"command or url: expected one of them, got {self.command} and {self.url}")
-        for key in ("command", "tools"):
-            if getattr(self, key) is not None and not all(getattr(self, key) or [""]):
-                raise ValueError(f"{key}={getattr(self, key)}: expected a list of texts, none of them empty")
         if self.command is not None and shutil.which(self.command[0]) is None:
             raise ValueError(f"command: there is no program {self.command[0]}")
         self._check_variables()

@@ -121,12 +121,8 @@ class MCPFunction(BaseTool):
         says_so = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
         self.may_repeat = says_so or keys.allow_repeated_calls or not self.has_session
         self.calls_at_once = keys.max_calls()
-        self._group, self._request_timeout = group, keys.request_timeout
+        self.group, self._request_timeout = group, keys.request_timeout
         self._connection, self._server, self._tool = connection, connection.server, tool
-
-    @property
-    def group(self) -> str:
-        return self._group
 
     async def start(self, *, timeout: float) -> None:
         try:

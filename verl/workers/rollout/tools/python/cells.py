@@ -47,10 +47,10 @@ def run_cells(not_allowed, setting):
         kill(getpid(), _signal.SIGSTOP)
 
 
-def read(size):
-    """Return the next bytes of the socket, fewer than `size` only at its end."""
+def read(size, fd=SOCKET):
+    """Return the next bytes of a socket, fewer than `size` only at its end."""
     data = bytearray()
-    while len(data) < size and (part := read_descriptor(SOCKET, size - len(data))):
+    while len(data) < size and (part := read_descriptor(fd, size - len(data))):
         data += part
     return bytes(data)
 

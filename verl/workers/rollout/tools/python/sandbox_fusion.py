@@ -7,7 +7,6 @@ The program is sent within cell.py, so that the model reads the same as from thi
 expression's value, standard output and errors in their order, short tracebacks.
 """
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -33,43 +32,27 @@ class SandboxFusion:
     Args:
         url: address of the server, with or without /run_code at its end.
         memory_mb: largest memory of a program, in MiB; the server enforces it.
-        at_once: largest number of requests at a time; more wait.
 
     Raises:
         ValueError: the address is not an HTTP server's.
     """
 
-    def __init__(self, url: str, *, memory_mb: int, at_once: int):
+    def __init__(self, url: str, *, memory_mb: int):
         checked = checked_url(url, "sandbox_fusion_url")
         path = checked.path.rstrip("/")
         self.url = checked.copy_with(path=path if path.endswith("/run_code") else path + "/run_code")
-        self.memory_mb = memory_mb
-        self._client, self._places = json_client(self.url), asyncio.Semaphore(at_once)
+        self.memory_mb, self._client = memory_mb, json_client(self.url)
 
-    async def run(self, code: str, *, deadline: float, margin: float) -> Result:
-        """Run a program, and return its output and how it ended.
-
-        Args:
-            deadline: time of the event loop by which the program must have ended.
-            margin: seconds after the deadline within which the reply must have come.
+    async def run(self, code: bytes, seconds: float) -> Result:
+        """Run a program, a text in UTF-8, for at most `seconds`, and return its output and how it ended.
 
         Raises:
             ToolError: errors of `post_json`, and `sandbox` (the server's fault) and `bad_reply`, which allow a retry.
         """
-        loop = asyncio.get_running_loop()
-        async with self._places:
-            seconds = max(deadline - loop.time(), 0.01)
-            request = {
-                "code": _CELL + _CALL.format(code),
-                "language": "python",
-                "compile_timeout": seconds,
-                "run_timeout": seconds,
-                "memory_limit_MB": self.memory_mb,
-                "stdin": None,
-                "files": {},
-                "fetch_files": [],
-            }
-            reply = await post_json(self._client, self.url, request, timeout=seconds + margin, server=SERVER)
+        request = {"code": _CELL + _CALL.format(code.decode()), "language": "python", "memory_limit_MB": self.memory_mb}
+        request |= {"compile_timeout": seconds, "run_timeout": seconds, "stdin": None, "files": {}, "fetch_files": []}
+        margin = min(0.5, seconds / 10)  # for the reply
+        reply = await post_json(self._client, self.url, request, timeout=seconds + margin, server=SERVER)
         try:
             return _result(reply)
         except (KeyError, TypeError, AttributeError) as error:

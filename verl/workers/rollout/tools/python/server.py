@@ -4,7 +4,7 @@
     trainer  == end socket ==>      server    "run" with a program; when closed, the process is killed
     trainer  <== end socket ==      server    (exit code or -signal, "disk", "threads" or "cpu" where it was killed)
     trainer  <== end socket ==      process   "why", a string, if it could not be confined
-    trainer  <=> program socket ==> process   the program, up to end of file; then its output
+    trainer  <=> program socket ==> process   the program's size, the program; then its output
 
 A process is forked and confined before it is needed. Before the program starts, it closes all but the program's socket,
 so no program can pose as the server. Few modules are imported here, because changed memory pages slow down a fork.
@@ -31,7 +31,7 @@ import time
 import types
 
 from cell import NAME, run
-from cells import Setting, run_cells, seed
+from cells import Setting, read, run_cells, seed
 from confinement import MAX_THREADS, NOT_ALLOWED, Confinement, call, status_of
 
 WATCH_EVERY, FILE_BYTES, SIGKILL = 0.05, 4096, 9  # seconds; bytes counted for an empty file; signal
@@ -172,11 +172,9 @@ class Server:
             sys.addaudithook(refuse)
             run_cells(NOT_ALLOWED, self.session)
             os._exit(1)
-        code = bytearray()
-        while part := os.read(1, 1 << 16):
-            code += part
+        code = read(int.from_bytes(read(8, 1), "little"), 1)
         sys.addaudithook(refuse)
-        run(bytes(code).decode("utf-8", "replace"), NOT_ALLOWED)
+        run(code.decode("utf-8", "replace"), NOT_ALLOWED)
         call("fflush", None)  # writes the output of C libraries
         os._exit(0)
 

@@ -78,13 +78,13 @@ class PythonSession(ToolSession):
         """End the process, and wait until it and its folder are gone."""
         process, self._process = self._process, None
         if process is not None:
-            await process.close()
+            await process.closed()
 
     aclose = close
 
 
 class SessionProcess:
-    """The process of a session.
+    """The process of a session, or of one program.
 
     Args:
         interpreter: `Interpreter` of which the process is a fork.
@@ -162,7 +162,12 @@ class SessionProcess:
         with contextlib.suppress(OSError):
             self._end.shutdown(socket.SHUT_WR)
 
-    async def close(self) -> None:
+    def close(self) -> None:
+        """Let the server kill the process, if it has not ended, without waiting."""
+        self.end()
+        self._end.close()
+
+    async def closed(self) -> None:
         """End the process, and wait until it and its folder are gone."""
         self.end()
         with contextlib.suppress(OSError, asyncio.TimeoutError):

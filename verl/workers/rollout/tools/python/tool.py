@@ -14,16 +14,17 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError
 from verl.workers.rollout.tools.python import Result
 from verl.workers.rollout.tools.python.confinement import MAX_THREADS
 from verl.workers.rollout.tools.python.sandbox_fusion import SandboxFusion
-from verl.workers.rollout.tools.python.session import PythonSession
+from verl.workers.rollout.tools.python.session import MAX_OUTPUT_BYTES, PythonSession, SessionProcess
 
 logger = logging.getLogger(__name__)
 
-MAX_CODE_BYTES, MAX_OUTPUT_BYTES, START_SECONDS, END_SECONDS = 1 << 20, 4 << 20, 120, 10
+MAX_CODE_BYTES, START_SECONDS, END_SECONDS = 1 << 20, 120, 10
 USUAL_MODULES, AHEAD = ("numpy", "sympy"), 2  # number of processes that wait for a program
 MAX_PROGRAMS = 64  # running at once; a socket's buffer holds some 270 messages to the server
 SESSION_SUMMARY = (
@@ -45,7 +46,7 @@ _ENVIRONMENT |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_N
 _ENVIRONMENT |= {"MALLOC_ARENA_MAX": "1"}  # otherwise each thread takes 64 MiB of a program's address space
 
 
-Run = Callable[["Interpreter", bytes, float], Awaitable[Result]]  # runs a program, a text in UTF-8, for some seconds
+Run = Callable[[Any, bytes, float], Awaitable[Result]]  # runs a program, a text in UTF-8, for some seconds
 
 
 def _unavailable(why) -> ToolError:
@@ -124,7 +125,7 @@ class PythonTool(BaseTool):
                 raise ValueError(f"{', '.join(unused)}: expected none of it beside sandbox_fusion_url")
             if session:
                 raise ValueError("session: expected false beside sandbox_fusion_url, as such a server has no sessions")
-            self._fusion = SandboxFusion(sandbox_fusion_url, memory_mb=memory_mb, at_once=num_workers)
+            self._fusion = SandboxFusion(sandbox_fusion_url, memory_mb=memory_mb)
 
     @classmethod
     def check(cls, **params) -> None:
@@ -148,17 +149,13 @@ class PythonTool(BaseTool):
         if self.has_session:
             async with contextlib.aclosing(self.new_session()) as session:
                 return await session.execute(content, timeout=timeout)
-        if self._fusion is not None:
-            margin, code = min(0.5, timeout / 10), _encoded(content)
-            deadline = asyncio.get_running_loop().time() + timeout - margin
-            return self.answer(await self._fusion.run(code.decode(), deadline=deadline, margin=margin), timeout)
-        return self.answer(await self.run_in_turn(Interpreter.run, content, timeout), timeout)
+        return self.answer(await self.run_in_turn(lambda where, *rest: where.run(*rest), content, timeout), timeout)
 
     def new_session(self) -> PythonSession:
         return PythonSession(self)
 
-    async def run_in_turn(self, run: "Run", content: str, timeout: float) -> Result:
-        """Wait for a place, and return the result of `run` with an interpreter, the program and its seconds.
+    async def run_in_turn(self, run: Run, content: str, timeout: float) -> Result:
+        """Wait for a place, and return the result of `run` with an interpreter or server, the program and its seconds.
 
         Raises:
             ToolError: kinds `too_long`, `busy` and `sandbox`.
@@ -170,8 +167,8 @@ class PythonTool(BaseTool):
             async with self._places:
                 if deadline - loop.time() < timeout / 2:
                     raise ToolError("Too many programs run at once.", kind="busy", retry=True)
-                interpreter = await self._interpreter(preloaded)
-                return await run(interpreter, code, max(deadline - loop.time(), 0.01))
+                where = self._fusion or await self._interpreter(preloaded)
+                return await run(where, code, max(deadline - loop.time(), 0.01))
         except (OSError, asyncio.TimeoutError) as error:
             raise _unavailable(repr(error)) from error
 
@@ -265,28 +262,8 @@ class Interpreter:
     async def run(self, code: bytes, seconds: float) -> Result:
         """Run a program, a text in UTF-8, to its end or for at most `seconds`, and return the result.
         Raises ToolError if its process could not be confined, or the interpreter has ended."""
-        (program, end), loop, output = self.take_process(), asyncio.get_running_loop(), bytearray()
-
-        async def talk() -> Result:
-            end.send(b"run")
-            await loop.sock_sendall(program, code)
-            program.shutdown(socket.SHUT_WR)
-            with contextlib.suppress(ConnectionResetError):
-                while part := await loop.sock_recv(program, 1 << 16):
-                    output.extend(part)
-                    if len(output) > MAX_OUTPUT_BYTES:
-                        return Result(bytes(output), 0, "output")
-            return Result(bytes(output), *self.value(await loop.sock_recv(end, 1 << 12)))
-
-        try:
-            return await asyncio.wait_for(talk(), seconds)
-        except asyncio.TimeoutError:
-            return Result(bytes(output), 0, "timeout")
-        except OSError as error:
-            raise self.lost(end) from error
-        finally:  # closing the sockets ends a process that still runs
-            program.close()
-            end.close()
+        with contextlib.closing(SessionProcess(self)) as process:
+            return await process.run(code, seconds)
 
     def lost(self, end: socket.socket) -> ToolError:
         """Return the error of a process that has ended before it read the program. Raises ToolError where the process

@@ -1,6 +1,6 @@
-"""Runs a command with the rights of a setting in which the Python tool is measured and tested.
+"""Runs a command with the rights of a setting in which the Python tool is tested.
 
-    python benchmarks/sandbox_settings.py container python -c 'import os; os.unshare(0x20000)'
+    python tests/workers/rollout/tools/python/settings.py container python -c 'import os; os.unshare(0x20000)'
 
 Root can enter every setting, another user only `user`.
 """
