@@ -65,7 +65,6 @@ class Part(NamedTuple):
 # part `latr`, beside two others, took 220 seconds from its start to the end of its first step: imports, not the GPU.
 PARTS = (
     Part("environment", 40, "python scripts/check_gpu/check_gpu_environment.py"),
-    Part("python_tool", 70, "python -m benchmarks.python_tool --measure --runs 1 --calls 40"),
     Part(
         "kernels",
         140,

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ("grpo", "dapo", "hapo", "latr", "hato", "arpo", "aepo")
 # benchmarks/gpu_kernels.py has a test of its own
 ON_RUNNERS = ("runner_v1", "runner_v2", "two_gpus_v1", "two_gpus_v2")
-PARTS = ("environment", "python_tool", "inputs", "warm_start", "cold_start", *RECIPES, *ON_RUNNERS, "evaluation")
+PARTS = ("environment", "inputs", "warm_start", "cold_start", *RECIPES, *ON_RUNNERS, "evaluation")
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_an_unknown_part_is_named():
     done = subprocess.run(
         [sys.executable, "scripts/check_gpu/check_gpu.py", "ppo"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 2 and "error: no part ppo; choose of environment python_tool kernels" in done.stderr
+    assert done.returncode == 2 and "error: no part ppo; choose of environment kernels" in done.stderr
 
 
 @pytest.mark.parametrize(("driver", "cuda", "part_of_the_problem"), table(__file__, "drivers"))
