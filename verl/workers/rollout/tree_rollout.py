@@ -48,7 +48,6 @@ from verl.workers.rollout.trajectory_tree import (
 from verl.workers.rollout.tree_builder import BranchPolicy, Sampling, Score, grow, policy_class
 from verl.workers.rollout.weight_versions import NEWEST, OLDEST, WeightVersions
 
-
 TOKEN_LISTS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")  # numbers for each token
 
 
