@@ -19,10 +19,15 @@ from verl.workers.config.prefix_tree import (
     UNIQUE_TOKEN_SHARE,
 )
 from verl.workers.config.prefix_tree_models import check_model_config
+from verl.workers.config.token_bytes import TokenBytes
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.prefix_tree.attention import NAME
 from verl.workers.engine.prefix_tree.log_probs import TrieBatch
-from verl.workers.engine.prefix_tree.micro_batches import prepare_micro_batches, rows_and_temperatures
+from verl.workers.engine.prefix_tree.micro_batches import (
+    TOKEN_BYTES,
+    prepare_micro_batches,
+    rows_and_temperatures,
+)
 
 # entry of a mini-batch; if true, this engine cuts it into micro-batches
 MARK = "in_prefix_trees"
@@ -50,6 +55,10 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
 
     def forward_backward_batch(self, data: TensorDict, loss_function, forward_only=False):
         tu.assign_non_tensor(data, **{MARK: True})
+        if torch.cuda.is_available():  # the bytes are those of its kernels
+            model = self.model_config
+            token_bytes = TokenBytes.of(model.hf_config, model.enable_gradient_checkpointing)
+            tu.assign_non_tensor(data, **{TOKEN_BYTES: token_bytes})
         if forward_only or tu.get_non_tensor_data(data=data, key="return_model_output", default=False):
             tu.assign_non_tensor(data, **{SKIP_ZERO_ADVANTAGES: False})  # the outputs of all rows are needed
         self._nodes = self._tokens = 0

@@ -40,8 +40,8 @@ class NormalizedEntropy(Component):
             metrics["hapo/temperature_mean"] = temperature * (1 + self.tau * h).mean().item()
         pivot = self.config.actor_rollout_ref.actor.get("entropy_pivot", 0.8)
         h, self.statistics = compute_entropy_h(entropy, mask, pivot)
-        metrics["hapo/high_entropy_share"] = (h[mask] > 0).float().mean().item()
-        metrics["hapo/low_entropy_share"] = (h[mask] < 0).float().mean().item()
+        metrics["hapo/high_entropy_share"] = ((h > 0).sum() / mask.sum()).item()  # h is 0 outside the mask
+        metrics["hapo/low_entropy_share"] = ((h < 0).sum() / mask.sum()).item()
         metrics.update({f"hapo/entropy_{name}": value for name, value in self.statistics._asdict().items()})
         return {ENTROPY_H.name: h}
 

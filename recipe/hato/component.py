@@ -263,7 +263,7 @@ class SuccessfulPaths(Component):
         hato = hato_keys(config)
         self.threshold = hato.verification_threshold
         self.references = ReferencePaths(hato.memory.reference_prompts, hato.memory.reference_paths)
-        self.first_visits: list[tuple[tuple[int, int], str, list[list[int]]]] = []  # since the last batch
+        self.first_visits: list[tuple[tuple[int, int], str, list[torch.Tensor]]] = []  # since the last batch
 
     @classmethod
     def wanted(cls, config: DictConfig) -> bool:
@@ -280,19 +280,19 @@ class SuccessfulPaths(Component):
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
         shown = rows.groups[: self.config.trainer.get("tree_prompts", 8)]
-        distances = [rdi(sorted(set(map(tuple, paths)))) for paths in self._right_paths(rows, shown)]
-        visited = [group for group in rows.groups if self.references.of(group.problem)]
-        pairs = zip(visited, self._right_paths(rows, visited), strict=True)
+        right = [[path.tolist() for path in paths] for paths in self._right_paths(rows, shown)]
+        distances = [rdi(sorted(set(map(tuple, paths)))) for paths in right]
+        pairs = zip(shown, right, strict=True)
         novelties = [novelty(paths, self.references.of(group.problem)) for group, paths in pairs]
         for name, values in (("hato/rdi", distances), ("hato/novelty", novelties)):
             if values := [value for value in values if value is not None]:
                 metrics[name] = fmean(values)
         self.on_drop(rows)
-        for _, problem, paths in sorted(self.first_visits):
+        for _, problem, paths in sorted(self.first_visits, key=lambda visit: visit[:2]):
             self.references.keep(problem, paths)
         self.first_visits = []
 
-    def _right_paths(self, rows: BatchRows, groups: Sequence[Group]) -> list[list[list[int]]]:
+    def _right_paths(self, rows: BatchRows, groups: Sequence[Group]) -> list[list[torch.Tensor]]:
         """Return the right responses of each group as token ids."""
         is_right = (rows.rewards.sum(-1) > self.threshold).tolist()
         return _responses(rows, [[row for row in group.rows if is_right[row]] for group in groups])
@@ -304,7 +304,7 @@ class SuccessfulPaths(Component):
         self.references.load_state_dict(state)
 
 
-def _responses(rows: BatchRows, groups: Sequence[Sequence[int]]) -> list[list[list[int]]]:
+def _responses(rows: BatchRows, groups: Sequence[Sequence[int]]) -> list[list[torch.Tensor]]:
     """Return the response tokens of each row of each group."""
     tokens = iter(rows.column("responses", [row for group in groups for row in group]))
-    return [[next(tokens).tolist() for _ in group] for group in groups]
+    return [[next(tokens) for _ in group] for group in groups]

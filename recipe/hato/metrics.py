@@ -2,6 +2,7 @@
 of the value model."""
 
 from collections.abc import Sequence
+from itertools import combinations
 from statistics import fmean
 
 import numpy as np
@@ -10,15 +11,11 @@ import torch
 MAX_PATHS = 16  # most paths of a problem that are compared; the cost grows with the square of their number
 
 
-def _nearest(path: Sequence[int], others: Sequence[Sequence[int]]) -> float:
-    """Return the smallest edit distance to another path / length of the longer one, in [0, 1]; 1 without another."""
+def _distance(a: Sequence[int], b: Sequence[int], cutoff: float) -> float:
+    """Return Levenshtein's distance / length of the longer path; 1 if it is above `cutoff`, where it stops early."""
     from rapidfuzz.distance import Levenshtein
 
-    best = 1.0
-    for other in others:
-        # The cutoff stops the computation once the distance cannot be smaller; the result is then 1.
-        best = min(best, Levenshtein.normalized_distance(path, other, score_cutoff=best))
-    return best
+    return Levenshtein.normalized_distance(a, b, score_cutoff=cutoff)
 
 
 def rdi(paths: Sequence[Sequence[int]]) -> float | None:
@@ -30,7 +27,11 @@ def rdi(paths: Sequence[Sequence[int]]) -> float | None:
     paths = evenly_spaced(paths, MAX_PATHS)
     if len(paths) < 2:
         return None
-    return fmean(_nearest(path, [*paths[:i], *paths[i + 1 :]]) for i, path in enumerate(paths))
+    nearest = [1.0] * len(paths)
+    for i, j in combinations(range(len(paths)), 2):
+        distance = _distance(paths[i], paths[j], max(nearest[i], nearest[j]))
+        nearest[i], nearest[j] = min(nearest[i], distance), min(nearest[j], distance)
+    return fmean(nearest)
 
 
 def novelty(paths: Sequence[Sequence[int]], references: Sequence[Sequence[int]]) -> float | None:
@@ -40,7 +41,12 @@ def novelty(paths: Sequence[Sequence[int]], references: Sequence[Sequence[int]])
     """
     if not paths or not references:
         return None
-    return fmean(_nearest(path, references) for path in evenly_spaced(paths, MAX_PATHS))
+    distances = []
+    for path in evenly_spaced(paths, MAX_PATHS):
+        distances.append(1.0)
+        for reference in references:
+            distances[-1] = min(distances[-1], _distance(path, reference, distances[-1]))
+    return fmean(distances)
 
 
 def evenly_spaced(paths: Sequence, limit: int) -> list:
@@ -71,11 +77,11 @@ class ReferencePaths:
         """Return whether the problem is new and fewer than `max_problems` are kept."""
         return problem not in self._paths and len(self._paths) < self.max_problems
 
-    def keep(self, problem: str, paths: Sequence[Sequence[int]]) -> None:
+    def keep(self, problem: str, paths: Sequence[Sequence[int] | torch.Tensor]) -> None:
         """Keep some of a problem's paths, if there are any and `wants` is true for the problem."""
         if paths and self.wants(problem):
             chosen = evenly_spaced(paths, self.max_paths)
-            self._paths[problem] = [torch.tensor(path, dtype=torch.int32) for path in chosen]
+            self._paths[problem] = [torch.as_tensor(path, dtype=torch.int32) for path in chosen]
 
     def of(self, problem: str) -> list[list[int]]:
         """Return a problem's paths as token ids; none for a problem that is not kept."""

@@ -91,11 +91,12 @@ def compute_igpo_advantage(
     compared = np.array([numbers[turn] for turn in same_turn], dtype=int)
     normalized = trajectory_advantages(gains[rows, ends].unsqueeze(-1), compared, epsilon, norm)
     advantages = torch.zeros_like(rewards)
-    for row, outcome in enumerate(outcomes):
-        in_row = rows == row
-        sums = discounted_sums([*normalized[in_row].tolist(), outcome], keys.gamma)
+    n_turns = rows.bincount(minlength=len(outcomes)).tolist()
+    columns = zip(normalized.split(n_turns), ends.split(n_turns), outcomes, strict=True)
+    for row, (own, own_ends, outcome) in enumerate(columns):
+        sums = discounted_sums([*own.tolist(), outcome], keys.gamma)
         begin = 0
-        for end, value in zip([*ends[in_row].tolist(), mask.shape[1]], sums, strict=True):
+        for end, value in zip([*own_ends.tolist(), mask.shape[1]], sums, strict=True):
             advantages[row, begin : end + 1] = value
             begin = end + 1
     return advantages

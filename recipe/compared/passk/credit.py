@@ -92,8 +92,9 @@ def compute_passk_advantage(
         warn_of_shared_tokens()
     accuracy = ACCURACY.get()
     advantages = torch.zeros(len(index), 1)
-    for prompt in set(index):
-        rows = (index == prompt).nonzero()[0]
+    prompts, numbers = np.unique(index, return_inverse=True)
+    rows_of = np.split(numbers.argsort(kind="stable"), np.bincount(numbers).cumsum()[:-1])
+    for prompt, rows in zip(prompts, rows_of, strict=True):
         if not mask[rows].any():  # padding rows
             continue
         if wrong_values := [value for value in accuracy[rows].tolist() if value not in (0, 1)]:

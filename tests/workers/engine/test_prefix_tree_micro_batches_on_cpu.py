@@ -1,18 +1,25 @@
 """Micro-batches of the prefix tree: every row once, within the budget of distinct tokens, subtrees whole."""
 
 import inspect
+import math
 import random
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.attention.varlen
+from transformers import AutoConfig, AutoModelForCausalLM
 from verl.workers.engine.fsdp import transformer_impl
 
 from tests.workers.engine.tries import random_sequences
 from verl.utils import tensordict_utils as tu
 from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
+from verl.workers.config.token_bytes import TokenBytes
 from verl.workers.engine.prefix_tree import micro_batches
-from verl.workers.engine.prefix_tree.micro_batches import GATHERED_A_TOKEN, TrieOrder, prepare_micro_batches
+from verl.workers.engine.prefix_tree.attention import VarlenSegments
+from verl.workers.engine.prefix_tree.micro_batches import TrieOrder, prepare_micro_batches
+from verl.workers.engine.prefix_tree.trie import build_trie
 from verl.workers.rollout.contexts import Context, sequences_of_row
 from verl_patches.prefix_tree_engine import MARK
 
@@ -52,16 +59,17 @@ def test_groups_stay_whole_and_share_micro_batches():
     """Five groups of 4 x (6 + 2): 14 distinct tokens each, 32 of rows. Shuffled over the mini-batch."""
     rows = [row for prompt in range(5) for row in group(prompt, 4, 6, 2)]
     random.Random(0).shuffle(rows)
-    batches = planned(rows, 30)
+    batches = planned(rows, 31)  # 28 distinct tokens, and 48 gathered keys that are repeated
     assert sorted({rows[row][0] for row in batch}.__len__() for batch in batches) == [1, 2, 2]
     for prompt in range(5):
         assert sum(any(rows[row][0] == prompt for row in batch) for batch in batches) == 1
 
 
 def test_a_group_over_budget_is_cut_between_its_subtrees():
-    """A prompt of 4 and three stems of 4 with three twigs of 2: 4 + 3 (4 + 6) distinct tokens, of which 26 are fit."""
+    """A prompt of 4 and three stems of 4 with three twigs of 2: 4 + 3 (4 + 6) distinct tokens, of which 27 fit: two
+    stems have 24, and repeat 48 gathered keys."""
     rows = [[1] * 4 + [10 + stem] * 4 + [100 + twig] * 2 for stem in range(3) for twig in range(3)]
-    batches = planned(rows, 26)
+    batches = planned(rows, 27)
     stems = [{rows[row][4] for row in batch} for batch in batches]
     assert sorted(map(len, stems)) == [1, 2] and not set.intersection(*stems)
 
@@ -146,11 +154,100 @@ def test_gathered_keys_count_against_the_budget():
     """64 rows of 2 tokens behind a prompt of 100: 228 distinct tokens, and 6,528 in all rows."""
     rows = [np.append(np.arange(100), [1000 + row, row]) for row in range(64)]
     order = TrieOrder([sequences_of_row(row) for row in rows])
-    assert order.tokens((0, 64)) == 228 and order.cost((0, 64)) == 228 + (64 * 102 - 228) // GATHERED_A_TOKEN
+    assert order.tokens((0, 64)) == 228 and order.gathered((0, 64)) == (64 * 102 + 100, 65)
+    assert order.cost((0, 64)) == 228 + (64 * 102 + 100 - 228) // 16
     assert order.cost((0, 1)) == 102  # a row alone gathers nothing beyond its own
     assert len(order.runs_within(228)) > 1 and len(order.runs_within(order.cost((0, 64)))) == 1
     for run in order.runs_within(228):
         assert order.cost(run) <= 228
+
+
+@contextmanager
+def saved_bytes(weights=()):
+    """Yield a list with the bytes of each tensor that autograd saves, without the weights; one for each storage."""
+    sizes, storages = [], {weight.untyped_storage().data_ptr(): weight for weight in weights}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in storages:
+            storages[storage.data_ptr()] = tensor  # kept, so that no later tensor gets its address
+            sizes.append(storage.nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield sizes
+
+
+class SavesLikeTheKernel(torch.autograd.Function):
+    """What the varlen kernel keeps of its inputs; its result does not matter here."""
+
+    @staticmethod
+    def forward(ctx, query, key, value):
+        ctx.save_for_backward(key, value)
+        return query
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None, None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_gathered_keys_are_those_that_attention_saves_on_a_random_trie(seed, monkeypatch):
+    monkeypatch.setattr(
+        torch.nn.attention.varlen, "varlen_attn", lambda *args, **_: SavesLikeTheKernel.apply(*args[:3])
+    )
+    rng, heads, kv_heads, head_dim = random.Random(seed), 6, 2, 4
+    texts = {tuple(rng.randint(0, 2) for _ in range(rng.randint(1, 8))) for _ in range(12)}
+    rows = [np.array([*text, 9]) for text in texts]  # no row is a prefix of another
+    order = TrieOrder([sequences_of_row(row) for row in rows])
+    start, end = sorted(rng.sample(range(len(rows) + 1), 2))
+    trie = build_trie([rows[row] for row in order.order[start:end]])
+    query, key, value = (
+        torch.randn(len(trie), n, head_dim, dtype=torch.bfloat16, requires_grad=True)
+        for n in (heads, kv_heads, kv_heads)
+    )
+    with saved_bytes() as sizes:
+        VarlenSegments(trie, query.device).attend(query, key, value, 1.0)
+    gathered, segments = order.gathered((start, end))
+    assert segments == len(trie.segment_starts)
+    in_bfloat16 = 2 * kv_heads * head_dim * 2
+    # each index that a gather keeps is of 8 bytes, and both gathers share them
+    assert sum(sizes) == gathered * (in_bfloat16 + 8)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+def test_a_layer_saves_the_bytes_of_the_formula(kind):
+    """The difference between models of two layers and of one; Qwen2's and Llama's have no norms of queries and keys."""
+    sizes = dict(hidden_size=64, intermediate_size=160, num_attention_heads=4, num_key_value_heads=2, vocab_size=32)
+    totals, queries_and_keys = [], (4 + 2) * 16
+    for layers in (1, 2):
+        config = AutoConfig.for_model(kind, **sizes, num_hidden_layers=layers, head_dim=16)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(torch.bfloat16)
+        inputs = torch.randn(1, 256, 64, dtype=torch.bfloat16, requires_grad=True)
+        with saved_bytes(model.parameters()) as saved:
+            model.model(inputs_embeds=inputs)
+        totals.append(sum(saved))
+    formula = TokenBytes.of(config).layer - (0 if kind == "qwen3" else 6 * queries_and_keys)
+    # beside that: roots of mean squares and log-sum-exps, a few numbers for each head
+    assert formula <= (totals[1] - totals[0]) / 256 <= formula + 64
+
+
+def test_deep_trees_cost_what_their_inner_segments_gather():
+    """A 7 B model's sizes: 16 rows of 1,024 tokens fork after each 64, and share most of them."""
+    sizes = dict(hidden_size=3584, intermediate_size=18944, num_attention_heads=28, num_key_value_heads=4)
+    token_bytes = TokenBytes.of(AutoConfig.for_model("qwen2", **sizes, num_hidden_layers=28, vocab_size=152064))
+    rows = [np.append(np.arange(64 * fork), np.full(1024 - 64 * fork, 5000 + fork)) for fork in range(16)]
+    order = TrieOrder([sequences_of_row(row) for row in rows], token_bytes=token_bytes)
+    gathered, segments = order.gathered((0, 16))
+    # inner segments end after 64, 128, … 896 tokens
+    assert (gathered, segments) == (16 * 1024 + 64 * 14 * 15 // 2, 30) and order.tokens((0, 16)) == 960 + 64 * 136
+    more = (gathered - order.tokens((0, 16))) * (8 * 512 + 4 * 3584) + 30 * 128 * 4 * 3584
+    assert order.cost((0, 16)) == order.tokens((0, 16)), "the logits' memory is free again when the layers gather"
+    assert more < order.tokens((0, 16)) * (token_bytes.logits - token_bytes.layer)
+    kept = 2 * 3584 * 28
+    assert token_bytes.tokens(1000, 100_000, 500) == 1000 + math.floor(
+        (99_000 * 18_432 + 500 * 1_835_008 - 1000 * (608_256 - token_bytes.layer)) / (kept + 608_256)
+    )
 
 
 def test_a_row_alone_is_a_micro_batch_whatever_its_contexts_repeat():

@@ -13,6 +13,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from verl.utils.token_fields import TokenField
@@ -201,14 +202,19 @@ class TrajectoryTree:
 
     def trajectories(self) -> list[list[int]]:
         """Return each trajectory's response token ids, in `leaves` order, with end-of-sequence, without padding."""
-        return [[t for i in self.path(leaf) for t in self.segments[i].token_ids] for leaf in self.leaves]
+        return self.along_paths([segment.token_ids for segment in self.segments])
+
+    def along_paths(self, values: Sequence[Sequence]) -> list[list]:
+        """Return the values of each trajectory's tokens in the layout of `trajectories`, from each segment's values."""
+        return [list(chain.from_iterable([values[i] for i in self.path(leaf)])) for leaf in self.leaves]
+
+    def repeated(self, values: Sequence) -> list[list]:
+        """Return the values of each trajectory's tokens in the layout of `trajectories`, from one value per segment."""
+        return self.along_paths([[v] * len(s.token_ids) for v, s in zip(values, self.segments, strict=True)])
 
     def response_masks(self) -> list[list[int]]:
         """Return 1 for each token of the model and 0 for each token of a tool, in the layout of `trajectories`."""
-        return [
-            [int(self.segments[i].author == MODEL) for i in self.path(leaf) for _ in self.segments[i].token_ids]
-            for leaf in self.leaves
-        ]
+        return self.repeated([int(segment.author == MODEL) for segment in self.segments])
 
     def log_probs(self) -> list[list[float]]:
         """Return each token's log-probability, 0 for a tool's tokens, in the layout of `trajectories`."""
@@ -216,7 +222,7 @@ class TrajectoryTree:
             [0.0] * len(segment.token_ids) if segment.author == TOOL or segment.log_probs is None else segment.log_probs
             for segment in self.segments
         ]
-        return [[log_prob for i in self.path(leaf) for log_prob in own[i]] for leaf in self.leaves]
+        return self.along_paths(own)
 
     def insert(self, parent: int | None, segments: Iterable[Segment]) -> int:
         """Append segments one after another below `parent`, reusing tokens that are already there.
@@ -296,7 +302,7 @@ class TrajectoryTree:
 
     def segment_ids(self) -> list[list[int]]:
         """Return the index of each token's segment in the layout of `trajectories`; equal indices are shared tokens."""
-        return [[i for i in self.path(leaf) for _ in self.segments[i].token_ids] for leaf in self.leaves]
+        return self.repeated(range(len(self.segments)))
 
     def shared_tokens(self) -> float:
         """Return 1 - stored tokens / sum of the trajectories' lengths: the share saved by storing prefixes once.

@@ -33,6 +33,7 @@ from verl.workers.rollout.engines.interface import (
 )
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.prompt_task import PromptTask
+from verl.workers.rollout.rows import as_array
 from verl.workers.rollout.run_environment import context_rule_of, environment_keys, environment_of
 from verl.workers.rollout.trajectory_tree import (
     SEGMENT_IDS,
@@ -47,6 +48,8 @@ from verl.workers.rollout.trajectory_tree import (
 from verl.workers.rollout.tree_builder import BranchPolicy, Sampling, Score, grow, policy_class
 from verl.workers.rollout.weight_versions import NEWEST, OLDEST, WeightVersions
 
+TOKEN_LISTS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")  # numbers for each token
+
 
 class TrajectoryOutput(AgentLoopOutput):
     """Upstream's output with token fields, which hold a number for every response token, and rewards of turns.
@@ -59,6 +62,12 @@ class TrajectoryOutput(AgentLoopOutput):
     turn_rewards: dict[int, float] = {}
     contexts: list[Any] | None = None
 
+    def model_dump(self, **options) -> dict[str, Any]:
+        """Return the fields, of which `TOKEN_LISTS` are arrays: upstream's `as_dict` makes tensors of them, and torch
+        reads lists slowly."""
+        arrays = {name: as_array(values) for name in TOKEN_LISTS if (values := getattr(self, name)) is not None}
+        return super().model_dump(exclude={*TOKEN_LISTS, "token_fields"}, **options) | arrays
+
     def as_dict(self) -> dict[str, Any]:
         row = super().as_dict()
         if (contexts := row.pop("contexts", None)) is not None:
@@ -70,7 +79,7 @@ class TrajectoryOutput(AgentLoopOutput):
             last = int(row["response_mask"].nonzero()[-1])
             row["rm_scores"][last] = row["rm_scores"][last:].sum()
             row["rm_scores"][last + 1 :] = 0
-        return row | {name: torch.tensor(values) for name, values in row.pop("token_fields", {}).items()}
+        return row | {name: torch.tensor(as_array(values)) for name, values in self.token_fields.items()}
 
 
 class TreeRollout:
@@ -300,16 +309,15 @@ def rows_of(
         versions: versions of the weights that made the tree, for upstream's staleness metrics.
         seconds: time in seconds that growing the tree took.
     """
-    columns = zip(
-        tree.leaves, tree.trajectories(), tree.response_masks(), tree.log_probs(), tree.segment_ids(), strict=True
-    )
+    token_fields = {SEGMENT_IDS.name: tree.segment_ids()}
+    for need in policy.fields:
+        token_fields[need.name] = tree.repeated([s.info.fields.get(need.name, need.unsent) for s in tree.segments])
+    columns = zip(tree.leaves, tree.trajectories(), tree.response_masks(), tree.log_probs(), strict=True)
     versions, rows = versions or WeightVersions(), []
-    for position, (leaf, tokens, mask, log_probs, segment_ids) in enumerate(columns):
+    for position, (leaf, tokens, mask, log_probs) in enumerate(columns):
         answers = [tree.segments[i].info.calls for i in tree.path(leaf) if tree.segments[i].author == TOOL]
         rewards = tree.turn_rewards[position] if tree.turn_rewards and not tree.is_dropped(leaf) else None
-        fields = {SEGMENT_IDS.name: segment_ids}
-        for need in policy.fields:
-            fields[need.name] = [tree.segments[i].info.fields.get(need.name, need.unsent) for i in segment_ids]
+        fields = {name: values[position] for name, values in token_fields.items()}
         rows.append(
             TrajectoryOutput(
                 prompt_ids=tree.prompt_ids,

@@ -110,7 +110,9 @@ def test_what_lies_on_a_gpu_by_hand():
     assert (plan.parameters, plan.gradients, plan.optimizer) == pytest.approx((3.808, 3.808, 7.616), rel=1e-3)
     # 16,384 tokens of 152,064 logits of 2 bytes, and 4 for the entropies
     assert plan.logits == pytest.approx(14.948, rel=1e-3)
-    assert plan.training == pytest.approx(15.231 + 14.948 + CONTEXTS, rel=1e-3)
+    # 28 hidden states of 3,584 numbers for each token, of 2 bytes
+    assert plan.activations == pytest.approx(3.288, rel=1e-3)
+    assert plan.training == pytest.approx(15.231 + 3.288 + 14.948 + CONTEXTS, rel=1e-3)
     assert plan.rollout == pytest.approx(56 + 3.808 + 7.616 + CONTEXTS, rel=1e-3)
     # 56 - 15.231 GB of weights - the workspace, in tokens of 57,344 bytes
     assert plan.kv_tokens == pytest.approx((56 - 15.231233 - SERVER_WORKSPACE) * 1e9 / 57_344, rel=1e-5)
@@ -127,7 +129,9 @@ def test_what_lies_on_a_gpu_by_hand():
         ((f"{ROLLOUT}.free_cache_engine=false", "actor_rollout_ref.hybrid_engine=false"), 0, -11.423),
         (("trainer.nnodes=2",), -7.616, -5.712),
         (("trainer.nnodes=2", f"{FSDP}.fsdp_size=8"), 0, 0),
-        ((f"{MODEL}.use_fused_kernels=true",), -14.948, 0),
+        # without logits a layer's backward holds most: 249,856 bytes a token
+        ((f"{MODEL}.use_fused_kernels=true",), 4.094 - 14.948, 0),
+        ((f"{MODEL}.enable_activation_offload=true",), -3.288, 0),
     ],
 )
 def test_settings_move_memory(overrides, training, rollout):

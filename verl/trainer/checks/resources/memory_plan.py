@@ -1,7 +1,7 @@
 """Estimates what a run holds on each GPU from its config and its model's shape, before anything starts.
 
-It counts parameters, gradients, Adam's states and logits of upstream's FSDP2 engine (verl 0.9.1), and vLLM's weights
-and KV cache. With LoRA only its factors have gradients and Adam's states. Activations, a critic and other engines are
+It counts parameters, gradients, Adam's states, activations and logits of upstream's FSDP2 engine (verl 0.9.1), and
+vLLM's weights and KV cache. With LoRA only its factors have gradients and Adam's states. A critic and other engines are
 not counted. A GB is 10^9 bytes; a GPU of 80 GB has about 5 GB more.
 """
 
@@ -15,6 +15,7 @@ from verl.utils.torch_dtypes import PrecisionType
 from verl.trainer.checks.model.shape import load_hf_config, lora_parameters, model_shape
 from verl.utils.parts import parts
 from verl.workers.config.explore import parts_of
+from verl.workers.config.token_bytes import TokenBytes
 
 GB = 1e9
 GPU = 80.0  # GB
@@ -39,6 +40,7 @@ class MemoryPlan:
     parameters: float
     gradients: float
     optimizer: float
+    activations: float
     logits: float
     server: float  # vLLM's share of the GPU, which includes `weights` and `kv_cache`
     weights: float
@@ -75,9 +77,9 @@ def describe_memory(config: DictConfig, hf_config=None) -> str:
     except Exception as error:  # a model whose memory cannot be estimated may still train
         return f"{not_counted}{error!r}"
     lines = {
-        "memory": f"estimates for a GPU of {plan.gpu:.0f} GB, without activations",
+        "memory": f"estimates for a GPU of {plan.gpu:.0f} GB",
         "update": f"{plan.training:.1f} GB: parameters {plan.parameters:.1f}, gradients {plan.gradients:.1f}, Adam "
-        f"{plan.optimizer:.1f}, logits {plan.logits:.1f}",
+        f"{plan.optimizer:.1f}, activations {plan.activations:.1f}, logits {plan.logits:.1f}",
         "rollout": f"{plan.rollout:.1f} GB: vLLM {plan.server:.1f}, of which weights {plan.weights:.1f}",
         "KV cache": f"{plan.kv_cache:.1f} GB: {plan.kv_tokens:,} tokens; the longest sequence has {plan.longest:,}",
     }
@@ -100,6 +102,11 @@ def plan_memory(config: DictConfig, hf_config, gpu: float = GPU) -> MemoryPlan:
     gigabytes = 0.0 if fsdp.offload_policy else itemsize / shards / GB  # of one parameter, in the shard of one GPU
     parameters, trained = (shape.parameters + factors) * gigabytes, (factors or shape.parameters) * gigabytes
     logits = logits_bytes(config, shape.vocabulary) / GB
+    # The logits are gone when the layers' backward begins. A prefix tree's budget keeps what it gathers within this.
+    token = TokenBytes.of(hf_config, part.model.enable_gradient_checkpointing)
+    kept = 0 if part.model.enable_activation_offload else token.kept
+    tokens = micro_batch_tokens(config)
+    activations = tokens * kept / GB + max(0.0, tokens * token.layer / GB - logits)
     parallel = (rollout.tensor_model_parallel_size, rollout.pipeline_model_parallel_size)
     server, weights = rollout.gpu_memory_utilization * gpu, 2 * shape.parameters / math.prod(parallel) / GB
     if not part.model.lora.get("merge"):
@@ -112,15 +119,26 @@ def plan_memory(config: DictConfig, hf_config, gpu: float = GPU) -> MemoryPlan:
         parameters=parameters,
         gradients=trained,
         optimizer=2 * trained,
+        activations=activations,
         logits=logits,
         server=server,
         weights=weights,
         kv_cache=kv_cache,
         kv_tokens=int(kv_cache * GB / shape.kv_bytes_per_token(*parallel)),
         longest=rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length,
-        training=parameters + 3 * trained + logits + CONTEXTS + server * stays,
+        training=parameters + 3 * trained + activations + logits + CONTEXTS + server * stays,
         rollout=server + CONTEXTS + resident * part.hybrid_engine,
     )
+
+
+def micro_batch_tokens(config: DictConfig) -> int:
+    """Return the largest number of tokens of a micro-batch on one GPU."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    if actor.use_dynamic_bsz:
+        return max(actor.ppo_max_token_len_per_gpu, rollout.log_prob_max_token_len_per_gpu)
+    rows = max(actor.ppo_micro_batch_size_per_gpu, rollout.log_prob_micro_batch_size_per_gpu)
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    return math.ceil(rows * longest / actor.ulysses_sequence_parallel_size)
 
 
 def logits_bytes(config: DictConfig, vocabulary: int) -> int:
@@ -135,11 +153,7 @@ def logits_bytes(config: DictConfig, vocabulary: int) -> int:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     if config.actor_rollout_ref.model.use_fused_kernels:
         return 0
-    tokens = max(actor.ppo_max_token_len_per_gpu, rollout.log_prob_max_token_len_per_gpu)
-    if not actor.use_dynamic_bsz:
-        rows = max(actor.ppo_micro_batch_size_per_gpu, rollout.log_prob_micro_batch_size_per_gpu)
-        longest = config.data.max_prompt_length + config.data.max_response_length
-        tokens = math.ceil(rows * longest / actor.ulysses_sequence_parallel_size)
+    tokens = micro_batch_tokens(config)
     tree = parts("tree").get(parts_of(rollout).tree or "")
     changes = tree is not None and tree.changes_temperature(config)
     copies = 1 + (rollout.temperature != 1 or changes) + bool(actor.get("use_prefix_tree"))

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from verl.utils.torch_functional import masked_mean
 
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, NodeValues, batch_nodes, node_values, trajectory_advantages
 from verl.utils.parts import Compares, register_credit
@@ -26,11 +25,10 @@ def credit_metrics(
     """
     nodes = batch_nodes(index, response_mask)
     soft = trajectory_advantages(token_level_rewards, index, norm_adv_by_std_in_grpo=norm_adv_by_std)
-    hard = nodes.to_tokens(node_values(nodes, soft).value)
-    return {
-        "credit/shared_tokens": masked_mean(nodes.to_tokens((nodes.passing > 1).float()), response_mask).item(),
-        "credit/hard_minus_soft": masked_mean((hard - soft.unsqueeze(-1)).abs(), response_mask).item(),
-    }
+    difference = nodes.to_tokens(node_values(nodes, soft).value).sub_(soft.unsqueeze(-1)).abs_()
+    values = {"shared_tokens": nodes.to_tokens((nodes.passing > 1).float()), "hard_minus_soft": difference}
+    n_tokens = response_mask.sum().clamp(min=1)
+    return {f"credit/{name}": (each.mul_(response_mask).sum() / n_tokens).item() for name, each in values.items()}
 
 
 def register_value_credit(

@@ -154,7 +154,9 @@ def _last_masked(mask: torch.Tensor | None, n_rows: int, width: int) -> torch.Te
     """Return the last column (B,) whose mask is not 0; -1 if there is none, and 0 if there is no mask."""
     if mask is None or not width:
         return torch.zeros(n_rows, dtype=torch.long)
-    return torch.where(mask != 0, torch.arange(width), -1).amax(dim=1)
+    counts = (mask != 0).numpy()
+    # NumPy's argmax of booleans stops at the first True
+    return torch.from_numpy(np.where(counts.any(axis=1), width - 1 - counts[:, ::-1].argmax(axis=1), -1))
 
 
 def batch_nodes(index: np.ndarray, response_mask: torch.Tensor) -> Nodes:

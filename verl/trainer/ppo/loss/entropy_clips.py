@@ -3,6 +3,7 @@
 A token has high entropy if its entropy is above a quantile (linear) of its response's entropies.
 """
 
+import numpy as np
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -34,10 +35,14 @@ def entropy_rank(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tenso
     An entropy is above its response's linear q quantile exactly if its rank is above q. Tokens that do not count, or
     whose entropy is not finite, have rank 0.
     """
-    counted = mask.bool() & entropy.isfinite()
-    ascending = torch.where(counted, entropy, torch.inf).sort(dim=-1).values
-    lower = torch.searchsorted(ascending, torch.where(counted, entropy, -torch.inf))
-    return lower / (counted.sum(-1, keepdim=True) - 1).clamp(min=1), {}
+    counted, ranks = (mask.bool() & entropy.isfinite()).numpy(), np.zeros(entropy.shape, dtype=np.float32)
+    for row, own, row_ranks in zip(entropy.numpy(), counted, ranks, strict=True):
+        columns = np.flatnonzero(own)
+        order = columns[row[columns].argsort()]  # NumPy sorts a row several times as fast as torch
+        ascending, place = row[order], np.arange(len(order), dtype=np.float32)
+        place[1:][ascending[1:] == ascending[:-1]] = 0  # equal entropies have the first one's rank
+        row_ranks[order] = np.maximum.accumulate(place) / np.float32(max(len(order) - 1, 1))
+    return torch.from_numpy(ranks), {}
 
 
 ENTROPY_RANK = TokenField("entropy_rank", "a loss with clip ranges by entropy", compute=entropy_rank)

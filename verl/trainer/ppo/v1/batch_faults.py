@@ -1,6 +1,7 @@
 """Finds in a batch what no update can learn from, and the likely reason."""
 
 from collections.abc import Sequence
+from math import isfinite
 from types import SimpleNamespace
 
 import ray
@@ -31,7 +32,8 @@ def not_finite(rows: BatchRows) -> str | None:
     rows.fetch(*COMPUTED_BY)
     for name, computed_by in COMPUTED_BY.items():
         cells = rows.column(name, rows.real) or []
-        if faulty := sum(not bool(torch.isfinite(cell).all()) for cell in cells):
+        # a finite sum is quick to find and has finite terms only; finite terms may have another sum
+        if faulty := sum(not (isfinite(cell.sum()) or bool(torch.isfinite(cell).all())) for cell in cells):
             return f"{name} of {faulty} of {len(cells)} responses, computed by {computed_by}"
     return None
 

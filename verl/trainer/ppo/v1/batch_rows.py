@@ -87,7 +87,8 @@ class BatchRows:
     @cached_property
     def in_data_order(self) -> list[int]:
         """The rows `real`, sorted by their prompts' submission, and within a prompt by session."""
-        return sorted(self.real, key=lambda row: (self._order(row), place_of(self.keys[row])))
+        order = self._order
+        return sorted(self.real, key=lambda row: (order[row], place_of(self.keys[row])))
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -97,7 +98,7 @@ class BatchRows:
         for row in self.in_data_order:
             rows_of[place_of(self.keys[row]).uid].append(row)
         problems = self.column(PROBLEM)
-        return [Group(uid, self._order(rows[0]), problems[rows[0]], rows) for uid, rows in rows_of.items()]
+        return [Group(uid, self._order[rows[0]], problems[rows[0]], rows) for uid, rows in rows_of.items()]
 
     @cached_property
     def has_answer(self) -> list[bool]:
@@ -120,8 +121,9 @@ class BatchRows:
             raise ValueError(f"the rows of prompt {group.uid} hold {record!r} of their tree, and no {kind.__name__}")
         return record
 
-    def _order(self, row: int) -> tuple[int, int]:
-        return self.tags[row].get("global_steps", 0), self.column(ORDER)[row]
+    @cached_property
+    def _order(self) -> list[tuple[int, int]]:
+        return [(tag.get("global_steps", 0), order) for tag, order in zip(self.tags, self.column(ORDER), strict=True)]
 
     def fetch(self, *names: str) -> None:
         """Fetch several columns of all rows in one request."""

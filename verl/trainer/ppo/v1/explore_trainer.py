@@ -13,6 +13,7 @@ One step; additions are marked with *:
     trainer.v1.trainer_mode=explore
     trainer.tree_freq=10      steps between two files of trees, <run folder>/trees/step_000010.jsonl; -1: no files
     trainer.tree_prompts=8    number of prompts whose trees are written, and on which diversity is measured
+    trainer.diversity_pairs=28  largest number of pairs of a prompt's responses that are compared
     trainer.group_table       how many of these prompts the trackers show (`verl.trainer.ppo.group_table`)
 
 `scripts/view_trees.py` makes a page of the trees. If a rollout made no tree, the tree of its responses' common prefixes
@@ -37,6 +38,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl.trainer.ppo.credit.node_values import credit_metrics
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, Nodes, batch_nodes
+from verl.trainer.ppo.group_diversity import MAX_PAIRS
 from verl.trainer.ppo.group_table import TRACKERS, GroupTableKeys, ShownGroup, show_groups
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows, Group, place_of
 from verl.trainer.ppo.v1.component import Component, components_of
@@ -232,7 +234,7 @@ class ExploreMixin(WatchedRun):
     def _report_step(self, rows: BatchRows, metrics: dict) -> None:
         """Add metrics of groups and trees, call `after_advantage` of the components, and write the file of trees."""
         norm = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
-        if (SEGMENT_IDS.get() >= 0).any():
+        if SEGMENT_IDS.get().max() >= 0:
             rewards = rows.tokens(rewards_column(self.config.algorithm), 0.0)
             metrics.update(credit_metrics(rewards, rows.response_mask, rows.index, norm))
         metrics.update(tree_metrics(rows))
@@ -245,7 +247,8 @@ class ExploreMixin(WatchedRun):
             real = rows.real
             metrics.update(credit.metrics(rows.rewards[real], rows.response_mask[real], rows.index[real], norm))
         shown = self.config.trainer.get("tree_prompts", 8)
-        metrics.update(diversity_metrics(rows, rows.groups[:shown]))
+        pairs = self.config.trainer.get("diversity_pairs", MAX_PAIRS)
+        metrics.update(diversity_metrics(rows, rows.groups[:shown], pairs))
         for component in self.components:
             component.after_advantage(rows, metrics)
         # Whether a rollout kept its tree depends on the step in which it began, which may be earlier than this step.

@@ -67,9 +67,8 @@ def distinct_tokens(rows: BatchRows, group: Sequence[int]) -> int:
     prompt = max(rows.tags[row]["prompt_len"] for row in group)
     if segments is None:
         return prompt + sum(rows.tags[row]["response_len"] for row in group)
-    lengths: dict[int, int] = {}
-    for ids in segments:
-        for segment, length in zip(*np.unique(ids.numpy(), return_counts=True), strict=True):
-            lengths[int(segment)] = max(lengths.get(int(segment), 0), int(length))
+    n_segments = int(max(ids.max() for ids in segments)) + 1
+    # a token without segment has id -1
+    lengths = [np.bincount(ids.numpy() + 1, minlength=n_segments + 1) for ids in segments]
     contexts = rows.column(CONTEXTS, group) or ()
-    return prompt + sum(lengths.values()) + sum(map(len, contexts))
+    return prompt + int(np.max(lengths, axis=0).sum()) + sum(map(len, contexts))

@@ -13,13 +13,14 @@ from verl.utils.device import get_device_name
 
 from verl.utils import tensordict_utils as tu
 from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
+from verl.workers.config.token_bytes import TokenBytes
 from verl.workers.engine.prefix_tree.trie import distinct_tokens, sort_by_prefix
 from verl.workers.rollout.contexts import CONTEXTS, Sequences, contexts_of_cell, sequences_of_row
 
 Run = tuple[int, int]
-# A layer gathers keys and values along the path of every segment. This number of gathered tokens counts as one token of
-# the budget: a token's other activations are 8 (full attention heads) to 80 (grouped query attention) times as large.
-GATHERED_A_TOKEN = 16
+# entry of a mini-batch: the model's `TokenBytes`; without it 16 gathered keys count as one token
+TOKEN_BYTES = "token_bytes"
+USUAL_BYTES = TokenBytes(kept=16, layer=0, logits=0, gathered=1, segment=0)
 
 
 class TrieOrder:
@@ -28,7 +29,13 @@ class TrieOrder:
     A row with contexts lies where its first sequence does, and counts what it shares with the row before it only.
     """
 
-    def __init__(self, rows: Sequence[Sequences], kinds: Sequence[float] | None = None):
+    def __init__(
+        self,
+        rows: Sequence[Sequences],
+        kinds: Sequence[float] | None = None,
+        token_bytes: TokenBytes = USUAL_BYTES,
+    ):
+        self.bytes = token_bytes
         firsts = [np.ascontiguousarray(row.tokens[0], dtype=np.int64) for row in rows]
         self.order, shared = sort_by_prefix(firsts, kinds)
         self.shared = np.array(shared)
@@ -42,6 +49,13 @@ class TrieOrder:
                     self.shared[i] = self.lengths[i - 1] + self.lengths[i] - both
         self._added = np.append(0, np.cumsum(self.lengths - self.shared))
         self._all = np.append(0, np.cumsum([rows[index].n_tokens for index in self.order]))
+        # the last row before each that shares no more with its predecessor; 0 if there is none
+        self._lower, stack = np.zeros(len(rows), dtype=np.int64), []
+        for i, shared in enumerate(self.shared):
+            while stack and self.shared[stack[-1]] > shared:
+                stack.pop()
+            self._lower[i] = stack[-1] if stack else 0
+            stack.append(i)
 
     def tokens(self, run: Run) -> int:
         """Return the number of distinct tokens in the run's trie; with contexts, at least that."""
@@ -49,13 +63,22 @@ class TrieOrder:
         return int(self._added[end] - self._added[start] + self.shared[start])
 
     def cost(self, run: Run) -> int:
-        """Return the run's cost in tokens of the budget: its distinct tokens, plus a share of the repeated ones.
+        """Return the run's cost in tokens of the budget: its distinct tokens, and what its segments gather beyond them
+        (`TokenBytes.tokens`)."""
+        return self.bytes.tokens(self.tokens(run), *self.gathered(run))
 
-        A repeated token is not computed again, but its key and value are gathered: `GATHERED_A_TOKEN` of them cost 1.
+    def gathered(self, run: Run) -> tuple[int, int]:
+        """Return the number of keys that the segments of the run's trie gather, and of these segments.
+
+        Each gathers its path from the root. Both are upper bounds if a row is a prefix of another or has contexts.
         """
         start, end = run
-        distinct = self.tokens(run)
-        return distinct + int(self._all[end] - self._all[start] - distinct) // GATHERED_A_TOKEN
+        forks = np.arange(start + 1, end)
+        before = self._lower[forks]
+        # rows that fork where an earlier row of the run has forked add no inner segment
+        is_new = (self.shared[forks] > 0) & ((before <= start) | (self.shared[before] < self.shared[forks]))
+        inner = self.shared[forks[is_new]]
+        return int(self._all[end] - self._all[start] + inner.sum()), end - start + len(inner)
 
     def subtrees(self, run: Run) -> list[Run]:
         """Return the run cut at each place where neighbors share the shortest prefix."""
@@ -138,9 +161,10 @@ def prepare_micro_batches(data: TensorDict, dp_group=None) -> tuple[list[TensorD
     cases, because upstream restores the order of outputs only with it.
     """
     rows, kinds = rows_and_temperatures(data)
+    token_bytes = tu.get_non_tensor_data(data=data, key=TOKEN_BYTES, default=USUAL_BYTES)
 
     def order_of(chosen: list[int]) -> TrieOrder:
-        return TrieOrder([rows[row] for row in chosen], [kinds[row] for row in chosen])
+        return TrieOrder([rows[row] for row in chosen], [kinds[row] for row in chosen], token_bytes)
 
     if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
         chosen = trained_rows(data)
