@@ -208,8 +208,8 @@ def main() -> None:
         row.append(f"{np.polyfit(np.log(GROWTH), np.log(curve), 1)[0]:.2f}" if curve else "")
     what = (
         f"Seconds, median of {args.runs} (least to most), of {args.trajectories:,} trajectories of up to "
-        f"{args.tokens:,} tokens. The exponent is of the code of now, from {GROWTH[0]} to {GROWTH[-1]:,} trajectories of "
-        f"{args.growth_tokens} tokens. Diversity, of 8 prompts, and rows of a group do not depend on the number of "
+        f"{args.tokens:,} tokens. The exponent is of the code of now, from {GROWTH[0]} to {GROWTH[-1]:,} trajectories "
+        f"of {args.growth_tokens} tokens. Diversity, of 8 prompts, and rows of a group do not depend on the number of "
         "trajectories. The queue, and upstream's own computations, equal on both sides, are left out."
     )
     write_report("driver_step", what, ["part", "before", "now", "now / before", "exponent"], rows)
