@@ -36,7 +36,7 @@ def entropy_rank(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tenso
     whose entropy is not finite, have rank 0.
     """
     counted, ranks = (mask.bool() & entropy.isfinite()).numpy(), np.zeros(entropy.shape, dtype=np.float32)
-    for row, own, row_ranks in zip(entropy.numpy(), counted, ranks, strict=True):
+    for row, own, row_ranks in zip(entropy.float().numpy(), counted, ranks, strict=True):
         columns = np.flatnonzero(own)
         order = columns[row[columns].argsort()]  # NumPy sorts a row several times as fast as torch
         ascending, place = row[order], np.arange(len(order), dtype=np.float32)
