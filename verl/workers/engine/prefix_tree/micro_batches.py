@@ -50,7 +50,8 @@ class TrieOrder:
         self._added = np.append(0, np.cumsum(self.lengths - self.shared))
         self._all = np.append(0, np.cumsum([rows[index].n_tokens for index in self.order]))
         # the last row before each that shares no more with its predecessor; 0 if there is none
-        self._lower, stack = np.zeros(len(rows), dtype=np.int64), []
+        self._lower = np.zeros(len(rows), dtype=np.int64)
+        stack: list[int] = []
         for i, shared in enumerate(self.shared):
             while stack and self.shared[stack[-1]] > shared:
                 stack.pop()
