@@ -280,7 +280,7 @@ def configs(tmp_path_factory) -> dict:
 def test_the_papers_numbers_of_nodes(configs):
     nodes = {script: config.trainer.nnodes for script, config in configs.items() if config.trainer.nnodes > 1}
     large = {f"recipe/hapo/run_{name}.sh": 8 for name in ("qwen3_8b", "qwen3_14b")}
-    small = ("llama3.1_8b_instruct", "llama3.2_3b_instruct", "qwen2.5_math_1.5b", "qwen2.5_math_7b")
+    small = ("baseline", "llama3.1_8b_instruct", "llama3.2_3b_instruct", "qwen2.5_math_1.5b", "qwen2.5_math_7b")
     assert nodes == large | {f"recipe/hapo/run_{name}.sh": 4 for name in small}
 
 
