@@ -23,7 +23,7 @@ import numpy as np
 
 N = 16
 ACTOR = "actor_rollout_ref.actor"
-GROWTH = (256, 512, 1024, 2048, 4096, 8192)
+GROWTH = (256, 1024, 4096, 8192)
 
 
 class Stopwatch:
@@ -192,6 +192,7 @@ def main() -> None:
         medians[part] = statistics.median(before), statistics.median(now)
         ratio = f"{medians[part][1] / medians[part][0]:.2f}"
         rows.append([part, with_range(before, ".3f"), with_range(now, ".3f"), ratio])
+        print(rows[-1], file=sys.stderr)
     for side in sides.values():
         side.close()
     for step in (["placement", "diversity", "credit grpo"], ["placement", "diversity", "credit grpo", "fields archer"]):
@@ -201,8 +202,9 @@ def main() -> None:
     for size in GROWTH:
         side = Side(here, size, args.growth_tokens)
         for part in side.parts:
-            curves.setdefault(part, []).append(min(side.seconds(part) for _ in range(3)))
+            curves.setdefault(part, []).append(min(side.seconds(part) for _ in range(2)))
         side.close()
+        print(size, {part: f"{curve[-1]:.3f}" for part, curve in curves.items()}, file=sys.stderr)
     for row in rows:
         curve = curves.get(row[0])
         row.append(f"{np.polyfit(np.log(GROWTH), np.log(curve), 1)[0]:.2f}" if curve else "")
