@@ -201,7 +201,10 @@ def _rooms(config: DictConfig, checkpoint: Checkpoint, questions: QuestionSet, t
         return []
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(config.server.tokenizer or path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.server.tokenizer or path)
+    except (OSError, ValueError):
+        return []  # the server says what is wrong with it
     lengths = [len(prompt_ids_of(tokenizer, question.prompt, template)) for question in questions.questions]
     return [min(config.max_tokens, context - length) for length in lengths]
 

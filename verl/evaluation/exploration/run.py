@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import exp
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
@@ -127,7 +127,7 @@ class Diagnosis:
         self.bar.set_description(name)
         if more:
             self.bar.total += len(self.plan.prompts)
-        rollout = TreeRollout(config, self, self.engine, self.plan.tokenizer, self.environment)
+        rollout = TreeRollout(config, cast(Any, self), self.engine, self.plan.tokenizer, self.environment)
         rollout.compute_score = self._compute_score
         if isinstance(self.engine, VLLMEngine):
             await self.engine.forget_prefixes()
@@ -163,7 +163,7 @@ class Diagnosis:
         rows = zip(rows_of(tree, policy), tree.leaves, strict=True)
         kept, trajectories = [row for row, leaf in rows if not tree.is_dropped(leaf)], []
         if tree.turn_rewards:
-            scores = [{"reward_score": row.reward_score} for row in kept]
+            scores: list[dict[str, Any]] = [{"reward_score": row.reward_score} for row in kept]
         else:
             scores = await self.rewards.compute_score_batch(reward_batch(kept, prompt.about))
         for row, score in zip(kept, scores, strict=True):
