@@ -51,7 +51,7 @@ pytestmark = pytest.mark.skipif(not torch.version.cuda, reason="torch's CPU buil
 aten = torch.ops.aten
 ROOT = Path(__file__).resolve().parents[1]
 OURS = tuple(f"{ROOT / package}/" for package in ("recipe", "verl", "verl_patches", "vllm_patches"))
-UPSTREAM = f"{next((path for path in verl.__path__ if 'site-packages' in path), '')}/"
+UPSTREAM = next((path for path in verl.__path__ if "site-packages" in path), "") + "/"
 
 READS, CHOOSES, DOWN, UP = "reads a number", "counts what a mask chooses", "copies to the CPU", "copies to the GPU"
 TRIE = {("log_probs.__init__", UP), ("attention.__init__", UP)}

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export CONFIG_DIR=recipe/hato/config METHOD=hato_notes
 export MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-Math-7B}
-export MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-3072} TENSOR_PARALLEL=${TENSOR_PARALLEL:-2}
+export MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-3072} TENSOR_PARALLEL=${TENSOR_PARALLEL:-1}
 exec bash recipe/common/run_math.sh task=math \
     data.train_batch_size=8 \
     actor_rollout_ref.actor.ppo_mini_batch_size=8 \
