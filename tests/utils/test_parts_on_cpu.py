@@ -122,6 +122,7 @@ import sys
 import numpy as np
 import torch
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.checks.parts import check_typed_sections
 from verl.utils.token_fields import FIELDS
 from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
 sys.path.insert(0, "tests")
@@ -154,7 +155,7 @@ def refused(change, message):
     for key, value in change.items():
         OmegaConf.update(changed, key, value, force_add=True)
     try:
-        composition.check_typed_sections(changed)
+        check_typed_sections(changed)
         composition.check_parts(changed)
     except ValueError as error:
         assert message in str(error), error
