@@ -50,7 +50,7 @@ def read_log(path: Path) -> list[Cell]:
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such log")
-    if path.name == "train.log":  # what a run prints; its numbers lie beside it
+    if path.name == "train.log":  # The run's metrics lie beside its printed log.
         path = path.parent
     is_training = path.is_dir() or path.suffix == ".jsonl"
     return _training_cells(path) if is_training else _evaluation_cells(path)

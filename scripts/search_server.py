@@ -94,16 +94,16 @@ class SearchProcesses:
                 raise HTTPException(400, "the connection broke")
             started, pool = time.monotonic(), self.pool
             try:
-                found = await asyncio.get_running_loop().run_in_executor(pool, search, *query)
+                documents = await asyncio.get_running_loop().run_in_executor(pool, search, *query)
             except BrokenProcessPool as error:
                 if pool is self.pool:  # no other search has replaced the processes
                     self._start()
                 raise HTTPException(503, "a search process died") from error
             self.seconds += 0.1 * (time.monotonic() - started - self.seconds)
-            return found
+            return documents
 
 
-_index: Bm25Index  # of a search process
+_index: Bm25Index  # the index that a search process reads
 
 
 def _begin(index: Bm25Index) -> None:

@@ -36,7 +36,7 @@ def in_our_names(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, 
                 f"hato.meta_learning.outer_lr={meta['outer_lr']}: the outer step of maml is one of the actor's "
                 "optimizer: leave it out, and set actor_rollout_ref.actor.optim.lr"
             )
-        meta.pop("outer_lr")  # of the other method, as n_bootstrap of another than bootstrap
+        meta.pop("outer_lr")  # Reptile does not read it.
     uncertainty = values.get("uncertainty")
     if isinstance(uncertainty, dict):
         method = uncertainty.get("method", defaults["uncertainty"]["method"])

@@ -19,7 +19,8 @@ from verl.evaluation.model.replicas import allow_open_files, describe_server, gp
 from verl.evaluation.model.server import ChatModel, ServerEngine, clients_of, serving
 from verl.evaluation.questions.benchmarks import find_benchmark
 from verl.evaluation.questions.loading import QuestionSet, read_questions
-from verl.evaluation.run import Responder, Scorer, chat_responder, collect, missing, prompt_ids_of, token_responder
+from verl.evaluation.questions.prompts import prompt_ids_of
+from verl.evaluation.run import Responder, Scorer, chat_responder, collect, missing, token_responder
 from verl.evaluation.scores.judge import Judge, JudgeCache
 from verl.evaluation.scores.metrics import measure
 from verl.evaluation.scores.results import EvalResult, format_result_lines, write_result_log
@@ -140,7 +141,7 @@ class Plan(NamedTuple):
         sampling = {"n": config.n} | self.sampling | {"seed": config.seed}
         lines.append("sampling: " + ", ".join(f"{name}={value}" for name, value in sampling.items()))
         if self.rooms and min(self.rooms) < config.max_tokens:
-            left = [room for room in self.rooms if room > 0]
+            left = [tokens for tokens in self.rooms if tokens > 0]
             lines.append(
                 f"context: of max_tokens={config.max_tokens} it leaves {min(left, default=0)} to "
                 f"{max(left, default=0)}; {len(self.rooms) - len(left)} questions do not fit and count as wrong"

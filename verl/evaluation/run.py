@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from verl.evaluation.model.server import ChatModel, DoesNotFit, ServerEngine
-from verl.evaluation.questions.prompts import Question
+from verl.evaluation.questions.prompts import Question, prompt_ids_of
 from verl.evaluation.scores.sample_file import SampleFile
 from verl.evaluation.scores.scoring import Scored
 from verl.workers.rollout.contexts import ContextRule
@@ -76,16 +76,6 @@ class OneResponse(BranchPolicy):
         response = await builder.continue_to_end(Path(), random.Random(builder.seed).getrandbits(31))
         self.ended = response.ended
         builder.tree.leaves = [builder.tree.insert(None, response.segments)]
-
-
-def prompt_ids_of(
-    tokenizer, messages: Sequence[Mapping], template: Mapping, schemas: Sequence[dict] | None = None
-) -> list[int]:
-    """Return the token ids of a prompt, with descriptions of tools (`schemas`) and further options of the template."""
-    tools = {"tools": schemas} if schemas else {}
-    return tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=False, **tools, **template
-    )
 
 
 def token_responder(

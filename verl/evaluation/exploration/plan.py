@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
+from verl.evaluation.questions.prompts import prompt_ids_of
 from verl.trainer.checks.model.cpu_attention import check_cpu_attention
 from verl.trainer.checks.model.settings import check_context, model_json
 from verl.trainer.checks.parts import check_parts, check_typed_sections
@@ -177,10 +178,7 @@ def prompt_ids(
     """Return the tokens of a prompt's messages, with the chat template's options of the config's section `data`, and
     the tools that it describes."""
     options = OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create())
-    options |= {"tools": tools} if tools else {}
-    return list(
-        tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options)
-    )
+    return list(prompt_ids_of(tokenizer, messages, options, tools))
 
 
 def _prompts(config: DictConfig, tokenizer, rows: Sequence[dict]) -> tuple[list[Prompt], int]:

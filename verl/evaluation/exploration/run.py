@@ -112,7 +112,7 @@ class Diagnosis:
         self.rewards = RewardLoopWorker(plan.config)
 
     async def ct_build_initial_tokens(self, messages, tools=None) -> list[int]:
-        """As upstream's agent loop does it for a rollout."""
+        """Return a prompt's tokens, which a rollout asks of upstream's agent loop by this name."""
         return prompt_ids(self.plan.tokenizer, messages, self.plan.config.data, tools)
 
     async def close(self) -> None:

@@ -1,6 +1,6 @@
 """A benchmark's questions as messages to a model, with instructions on how to answer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from verl.utils.reward_score.tool_format import TOOL_TAGS
@@ -60,3 +60,13 @@ def tool_instruction(tool_tags: Sequence[str] = TOOL_TAGS) -> str:
             "think again then, and call tools as often as you need."
         )
     return " ".join([*lines, _ANSWER])
+
+
+def prompt_ids_of(
+    tokenizer, messages: Sequence[Mapping], template: Mapping, schemas: Sequence[dict] | None = None
+) -> list[int]:
+    """Return the token ids of a prompt, with descriptions of tools (`schemas`) and further options of the template."""
+    tools = {"tools": schemas} if schemas else {}
+    return tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=False, **tools, **template
+    )

@@ -87,12 +87,12 @@ def join_mathematics(rows: Iterable[dict]) -> list[dict]:
     firsts: dict[tuple, dict[str, tuple[str, str]]] = defaultdict(dict)  # (question, score) -> vote -> vote, text
     joined = []
     for row in rows:
-        known, vote = firsts[row["question"], row["score"]], row["answer"]
-        if vote and vote not in known:
+        votes, vote = firsts[row["question"], row["score"]], row["answer"]
+        if vote and vote not in votes:
             text = comparison.last_boxed(_mathematics(row["response"])) or vote
-            same = (first for first in known.values() if row["score"] == 1 or _equal(first[1], text))
-            known[vote] = next(same, (vote, text))
-        joined.append(row | {"answer": known[vote][0] if vote else vote})
+            same = (first for first in votes.values() if row["score"] == 1 or _equal(first[1], text))
+            votes[vote] = next(same, (vote, text))
+        joined.append(row | {"answer": votes[vote][0] if vote else vote})
     return joined
 
 

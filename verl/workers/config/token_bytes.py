@@ -10,8 +10,8 @@ class TokenBytes:
     A forward keeps `kept` of each token. The backward begins with `logits`, and goes on with one `layer` after another.
 
     Args:
-        kept: with gradient checkpointing the hidden states before each layer, otherwise all that the layers keep.
-        layer: what a checkpointed layer's second forward keeps; 0 without checkpointing.
+        kept: hidden states before each layer with gradient checkpointing, otherwise every saved tensor of the layers.
+        layer: saved tensors of a checkpointed layer's second forward; 0 without checkpointing.
         logits: the logits and their gradient.
         gathered: a key and a value that a segment gathers, and their gradients. Kernels compute these for each query
             head first, also where query heads share keys.

@@ -130,8 +130,8 @@ def _take_from_adapter(model: DictConfig) -> None:
         )
     with safe_open(folder / "adapter_model.safetensors", "pt") as weights:
         names = sorted(weights.keys())
-    known = (".lora_A.weight", ".lora_B.weight")
-    if ignored := [each for each in names if not each.endswith(known) or each.split(".")[-3] in NOT_ADAPTED]:
+    factors = (".lora_A.weight", ".lora_B.weight")
+    if ignored := [each for each in names if not each.endswith(factors) or each.split(".")[-3] in NOT_ADAPTED]:
         raise ValueError(f"{folder} holds {', '.join(ignored[:3])}: expected factors of the layers' projections alone")
     for key, value, default in (("lora_rank", own["r"], None), ("lora_alpha", own["lora_alpha"], DEFAULT_ALPHA)):
         if model[key] not in (value, default):

@@ -46,7 +46,7 @@ def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
         return
     cpus, needed = config.ray_kwargs.get("ray_init", {}).get("num_cpus"), needed_ray_cpus(config)
     if cpus is None and starting and config.trainer.nnodes == 1:
-        cpus = get_num_cpus()  # as Ray counts: a container's limit, where it has one
+        cpus = get_num_cpus()  # Ray's own count, which is a container's limit where there is one
     if cpus is not None and cpus < needed:
         raise ValueError(
             f"ray_kwargs.ray_init.num_cpus={cpus}, but this run holds {needed} of Ray's logical CPUs and would wait "
