@@ -53,7 +53,9 @@ def in_one_run(init: Callable) -> Callable:
             ids["MLFLOW_RUN_ID"] = mlflow.active_run().info.run_id
         if ids:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / IDS_FILE).write_text(json.dumps(ids))
+            unfinished = folder / f"{IDS_FILE}.unfinished"
+            unfinished.write_text(json.dumps(ids))
+            unfinished.replace(folder / IDS_FILE)
 
     return call
 
