@@ -54,6 +54,7 @@ OURS = tuple(f"{ROOT / package}/" for package in ("recipe", "verl", "verl_patche
 UPSTREAM = next((path for path in verl.__path__ if "site-packages" in path), "") + "/"
 
 READS, CHOOSES, DOWN, UP = "reads a number", "counts what a mask chooses", "copies to the CPU", "copies to the GPU"
+RANKS = {("entropy_clips.entropy_rank", how) for how in (DOWN, UP)}
 TRIE = {("log_probs.__init__", UP), ("attention.__init__", UP)}
 # what is computed -> the functions (module and name) that wait for the GPU, and how
 WAITS = {
@@ -65,8 +66,10 @@ WAITS = {
     # once a step, and of tensors that are on the CPU
     "fields of loss=hapo": {
         *(("normalized_entropy.compute_entropy_h", how) for how in (DOWN, UP)),
-        *(("component.token_fields", how) for how in (CHOOSES, READS)),
+        ("component.token_fields", READS),
     },
+    "fields of loss=archer": RANKS,
+    "fields of loss=aspo": RANKS,
     "fields of loss=aepo": {("loss.standardise_entropy", READS), ("loss.standardized_entropy_field", READS)},
     "fields of loss=forking": {("loss.forking_weights", how) for how in (DOWN, CHOOSES)}
     | {("component.token_fields", READS)},

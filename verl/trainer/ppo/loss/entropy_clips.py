@@ -35,14 +35,15 @@ def entropy_rank(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tenso
     An entropy is above its response's linear q quantile exactly if its rank is above q. Tokens that do not count, or
     whose entropy is not finite, have rank 0.
     """
-    counted, ranks = (mask.bool() & entropy.isfinite()).numpy(), np.zeros(entropy.shape, dtype=np.float32)
-    for row, own, row_ranks in zip(entropy.float().numpy(), counted, ranks, strict=True):
+    counted = (mask.bool() & entropy.isfinite()).cpu().numpy()
+    ranks = np.zeros(entropy.shape, dtype=np.float32)
+    for row, own, row_ranks in zip(entropy.float().cpu().numpy(), counted, ranks, strict=True):
         columns = np.flatnonzero(own)
         order = columns[row[columns].argsort()]  # NumPy sorts a row several times as fast as torch
         ascending, place = row[order], np.arange(len(order), dtype=np.float32)
         place[1:][ascending[1:] == ascending[:-1]] = 0  # equal entropies have the first one's rank
         row_ranks[order] = np.maximum.accumulate(place) / np.float32(max(len(order) - 1, 1))
-    return torch.from_numpy(ranks), {}
+    return torch.from_numpy(ranks).to(entropy.device), {}
 
 
 ENTROPY_RANK = TokenField("entropy_rank", "a loss with clip ranges by entropy", compute=entropy_rank)
