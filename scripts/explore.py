@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 import verl.trainer
 from recipe.common.menu import CONFIG, RECIPES
 from recipe.common.reporting.exploration_report import likelihood_table, proposals, table, warnings, write
+from verl.evaluation.exploration.mixed_rows import write_mixed
 from verl.evaluation.exploration.plan import Plan, plan_of
 from verl.utils.parts import load_choices, parts
 
@@ -87,6 +88,8 @@ def main(model: str, data: str, *overrides: str) -> None:
     print(table(result["rows"], config.n), *warnings(result["rows"]), *proposals(result), sep="\n")
     if likelihoods := likelihood_table(result["answer_likelihood"]):
         print(likelihoods)
+    if config.write is not None:
+        print(write_mixed(config.data.val_files, config.write, dict(result["solve_rates"])))
     print(f"written: {', '.join(map(str, files))}")
 
 

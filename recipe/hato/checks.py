@@ -137,6 +137,11 @@ def check_meta_learning(config: DictConfig) -> None:
             "hato.meta_learning.enable with algorithm.filter_groups.enable: prompts that replace dropped ones would "
             "come from other domains than the episode's: set one of the two to false"
         )
+    if OmegaConf.select(config, "data.sampler.band"):
+        raise ValueError(
+            f"hato.meta_learning.enable with data.sampler.band={config.data.sampler.band}: an episode's prompts are of "
+            "one domain: set one of the two to its default"
+        )
     strategy = config.actor_rollout_ref.actor.strategy
     if strategy not in META_STRATEGIES:
         raise ValueError(f"hato.meta_learning needs actor.strategy of {', '.join(META_STRATEGIES)}, not {strategy}")

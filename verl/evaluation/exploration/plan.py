@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
+from verl.evaluation.exploration.mixed_rows import check_target
 from verl.evaluation.questions.prompts import prompt_ids_of
 from verl.trainer.checks.model.cpu_attention import check_cpu_attention
 from verl.trainer.checks.model.settings import check_context, model_json
@@ -119,6 +120,7 @@ def _check_keys(config: DictConfig) -> None:
         raise ValueError("reward.reward_model.enable=true: no reward model is started here; expected false")
     if not isinstance(config.data.val_files, str):
         raise ValueError(f"data.val_files={config.data.val_files}: expected one file")
+    check_target(config.write, config.data.val_files)
 
 
 def _policies(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:

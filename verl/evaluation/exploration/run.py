@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import exp
+from statistics import fmean
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -182,7 +183,8 @@ class Diagnosis:
 
 async def diagnose(plan: Plan, engine: RolloutEngine) -> dict[str, Any]:
     """Run a diagnosis and return its results in JSON's types: `rows` as `table.summary` makes them; `proposals`, each
-    with `policy`, `overrides` and the `expected` effect; and `answer_likelihood`, the rows of `likelihood_rows`."""
+    with `policy`, `overrides` and the `expected` effect; `answer_likelihood`, the rows of `likelihood_rows`; and
+    `solve_rates`, a pair (row number, share of right plain samples at the run's own temperature) for each prompt."""
     with tqdm(total=len(plan.policies) * len(plan.prompts), unit="prompt") as bar:
         diagnosis = Diagnosis(plan, engine, bar)
         try:
@@ -206,7 +208,12 @@ async def _all_rows(plan: Plan, diagnosis: Diagnosis) -> dict[str, Any]:
             rows.append(summary(f"{tree}, proposed", proposed.groups, n, proposed.seconds))
             line, expected = proposed.proposal.line(), proposed.proposal.expected
             proposals.append({"policy": tree, "overrides": line, "expected": expected})
-    return {"rows": rows, "proposals": proposals, "answer_likelihood": await diagnosis.likelihoods(samples)}
+    solve_rates = [
+        (prompt.number, fmean(trajectory.right for trajectory in group.trajectories))
+        for prompt, group in zip(plan.prompts, samples, strict=True)
+    ]
+    likelihoods = await diagnosis.likelihoods(samples)
+    return {"rows": rows, "proposals": proposals, "answer_likelihood": likelihoods, "solve_rates": solve_rates}
 
 
 async def _proposed(

@@ -25,6 +25,7 @@ METHOD = (
     "actor_rollout_ref.rollout.environment",
     RUNNER,
     "algorithm.adv_estimator",
+    "data.sampler.band",
     "actor_rollout_ref.actor.policy_loss.loss_mode",
 )
 METHOD_FILE = "method.json"
