@@ -21,8 +21,8 @@ from omegaconf.errors import OmegaConfBaseException
 import verl.trainer
 from recipe.common.menu import CONFIG, RECIPES
 from recipe.common.reporting.exploration_report import likelihood_table, proposals, table, warnings, write
-from verl.evaluation.exploration.mixed_rows import write_mixed
 from verl.evaluation.exploration.plan import Plan, plan_of
+from verl.utils.data_files import write_mixed
 from verl.utils.parts import load_choices, parts
 
 # folder names that every checkpoint has, so that they do not tell checkpoints apart

@@ -71,6 +71,27 @@ def write_rows(path: Path, rows: list[dict]) -> None:
             unfinished.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
+def write_mixed(source: Path, target: Path, solve_rates: Mapping[int, float]) -> str:
+    """Write the rows of a .parquet file whose solve rate (row number -> rate) is neither 0 nor 1, each with
+    `extra_info.solve_rate`, to another; return a message with their number. Without such rows no file is written."""
+    table = pq.read_table(source)
+    mixed = {row: rate for row, rate in solve_rates.items() if 0 < rate < 1}
+    counts = f"{len(mixed)} of {len(solve_rates)} prompts tried are mixed ({source} has {table.num_rows} rows)"
+    if not mixed:
+        return f"{counts}: {target} was not written"
+    # A new schema has no metadata, in which `datasets` keeps the columns' types.
+    fields = {field.name: field for field in table.schema}
+    infos = {field.name: field for field in fields["extra_info"].type} if "extra_info" in fields else {}
+    infos["solve_rate"] = pa.field("solve_rate", pa.float64())
+    fields["extra_info"] = pa.field("extra_info", pa.struct(infos.values()))
+    rows = table.take(list(mixed)).to_pylist()
+    for row, rate in zip(rows, mixed.values(), strict=True):
+        row["extra_info"] = (row.get("extra_info") or {}) | {"solve_rate": rate}
+    with replacing(target) as unfinished:
+        pq.write_table(pa.Table.from_pylist(rows, pa.schema(fields.values())), unfinished)
+    return f"{counts}; written: {target}"
+
+
 def extra_info_of(row: Mapping) -> dict:
     """Return the `extra_info` that a reward function gets for a row in verl's format.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from datasets import load_dataset
 from tqdm import tqdm
 
 from recipe.common.reporting.exploration_report import table, write
@@ -15,6 +16,7 @@ from tests.composition import model_and_tokenizer
 from tests.refusals import refused, says
 from verl.evaluation.exploration.plan import Plan, plan_of
 from verl.evaluation.exploration.run import Diagnosis, diagnose
+from verl.utils.data_files import write_mixed
 from verl.utils.parts import parts
 from verl.workers.rollout.engines.interface import RolloutEngine
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
@@ -135,10 +137,35 @@ def test_all_rows_proposals_and_files(planned, tmp_path):
     assert again.config.actor_rollout_ref.rollout.branch_policy == "threshold"
     files = write(result, plan.describe(), 4, tmp_path / "new/explore_parity")
     assert [file.suffix for file in files] == [".md", ".json", ".png"] and all(file.stat().st_size for file in files)
+    plain = result["rows"][0]
+    rates = [rate for _, rate in result["solve_rates"]]
+    assert [row for row, _ in result["solve_rates"]] == [0, 1, 2] and sum(rates) / 3 == pytest.approx(plain["accuracy"])
+    assert sum(0 < rate < 1 for rate in rates) / 3 == pytest.approx(plain["mixed"])
     assert json.loads(files[1].read_text())["rows"] == json.loads(json.dumps(result["rows"]))
     lines = table(result["rows"], 4).splitlines()
     assert len(lines) == 2 + len(names) and len({line.count("|") for line in lines}) == 1
     assert all(line in files[0].read_text() for line in [*lines, latr["overrides"], arpo["overrides"]])
+
+
+@pytest.mark.parametrize(
+    "infos", [None, [{"index": i, "solve_rate": 0.9} for i in range(3)], [{"index": 1}, None, None]]
+)
+def test_mixed_rows_are_written_as_they_are_with_their_rate(folder, tmp_path, infos):
+    table = pd.read_parquet(folder / "data.parquet")
+    table = table if infos is None else table.assign(extra_info=infos)
+    source, target = tmp_path / "all.parquet", tmp_path / "new/mixed.parquet"
+    table.to_parquet(source)
+    assert "0 of 2 prompts tried" in write_mixed(source, target, {0: 0.0, 1: 1.0}) and not target.exists()
+    message = write_mixed(source, target, {0: 0.25, 1: 1.0, 2: 0.75})
+    assert message.startswith(f"2 of 3 prompts tried are mixed ({source} has 3 rows)") and message.endswith(
+        f"written: {target}"
+    )
+    written, kept = (load_dataset("parquet", data_files=str(file), split="train") for file in (target, source))
+    for row, number, rate in zip(written, (0, 2), (0.25, 0.75), strict=True):
+        own = dict(kept[number])
+        assert row == own | {
+            "extra_info": (own.get("extra_info") or dict.fromkeys(infos[0]) if infos else {}) | {"solve_rate": rate}
+        }
 
 
 def test_the_plan(planned):

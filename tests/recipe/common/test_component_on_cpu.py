@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import pytest
 from datasets import Dataset
 
-from recipe.common.component import SolveRates
+from recipe.common.component import DATA_ROW, SolveRates
 from tests.trainer.ppo.toy_step import MemoryQueue, trainer_of
 from verl.trainer.ppo.v1.batch_rows import BatchRows
-from verl.utils.dataset.solve_rate_sampler import DATA_ROW
 
 # true solve rate of each row; the band is 0.1 to 0.9
 TRUE = [0.0, 0.5, 1.0, 0.25, 0.75, 0.0, 1.0, 0.5]
@@ -21,14 +20,14 @@ class Data(SimpleNamespace):
         return len(self.dataframe)
 
     def __getitem__(self, row):
-        return {"raw_prompt": f"prompt {row}"}
+        return self.dataframe[row]
 
 
 def component_of(solve_rates=None, **values):
     values = {"band": "0.1:0.9", "unknown_share": 0.2} | values
     sampler = {f"data.sampler.{key}": value for key, value in values.items()}
     trainer = trainer_of(sampler | {"data.train_batch_size": 4, "data.seed": 1})
-    infos = {"extra_info": [{"solve_rate": rate} for rate in solve_rates]} if solve_rates else {"a": TRUE}
+    infos = {"extra_info": [{"solve_rate": rate} for rate in solve_rates]} if solve_rates else {"prompt": ["?"] * 8}
     trainer.train_dataset = Data(dataframe=Dataset.from_dict(infos))
     trainer.train_dataloader = SimpleNamespace(batch_size=4)
     (component,) = (each for each in trainer.components if isinstance(each, SolveRates))
@@ -98,7 +97,7 @@ def test_the_data_may_know_rates(queue):
     # three rows in the band, then an unknown one; a row rests for a step
     rows = next(iter(loader))[DATA_ROW].tolist()
     assert set(rows[:3]) == {3, 4, 7} and rows[3] in (1, 2)
-    with pytest.raises(ValueError, match="row 1: extra_info.solve_rate=1.5"):
+    with pytest.raises(ValueError, match="row 1: extra_info.solve_rate=1.5: expected 0 to 1"):
         component_of([0.5, 1.5])
 
 

@@ -8,6 +8,7 @@ import inspect
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
@@ -15,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
-from verl.evaluation.exploration.mixed_rows import check_target
 from verl.evaluation.questions.prompts import prompt_ids_of
 from verl.trainer.checks.model.cpu_attention import check_cpu_attention
 from verl.trainer.checks.model.settings import check_context, model_json
@@ -120,7 +120,13 @@ def _check_keys(config: DictConfig) -> None:
         raise ValueError("reward.reward_model.enable=true: no reward model is started here; expected false")
     if not isinstance(config.data.val_files, str):
         raise ValueError(f"data.val_files={config.data.val_files}: expected one file")
-    check_target(config.write, config.data.val_files)
+    if config.write is not None:
+        path = Path(str(config.write)).absolute()
+        folder = next(parent for parent in path.parents if parent.exists())
+        if path.suffix != ".parquet" or path.is_dir() or path.resolve() == Path(config.data.val_files).resolve():
+            raise ValueError(f"write={config.write}: expected a .parquet file, and not the data themselves")
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise ValueError(f"write={config.write}: {folder} is no folder that can be written")
 
 
 def _policies(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
