@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from recipe.common.reporting.exploration_report import table, write
-from tests.composition import model_and_tokenizer
+from tests.evaluation.exploration.random_model import model_and_tokenizer
 from tests.refusals import refused, says
 from verl.evaluation.exploration.plan import Plan, plan_of
 from verl.evaluation.exploration.run import Diagnosis, diagnose
