@@ -8,7 +8,7 @@ import torch
 from tqdm import tqdm
 
 from recipe.common.reporting.exploration_report import likelihood_table
-from tests.composition import model_and_tokenizer
+from tests.evaluation.exploration.random_model import model_and_tokenizer
 from verl.evaluation.exploration.likelihoods import SHARES, auc, likelihood_rows, references_by_prompt
 from verl.evaluation.exploration.table import Group, Step, Trajectory
 from verl.workers.rollout.answer_likelihood import AnswerLikelihood, answer_tokens, reference_answers

@@ -12,7 +12,7 @@ from datasets import load_dataset
 from tqdm import tqdm
 
 from recipe.common.reporting.exploration_report import table, write
-from tests.composition import model_and_tokenizer
+from tests.evaluation.exploration.random_model import model_and_tokenizer
 from tests.refusals import refused, says
 from verl.evaluation.exploration.plan import Plan, plan_of
 from verl.evaluation.exploration.run import Diagnosis, diagnose
