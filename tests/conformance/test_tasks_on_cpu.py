@@ -15,7 +15,11 @@ from verl.utils.parts import parts
 PROMPT = [{"role": "user", "content": "1+1?"}]
 PUBLIC = {"data_source": "math_dapo", "prompt": PROMPT, "reward_model": {"ground_truth": "2"}}
 # tests/recipe/tasks/textworld makes games, with packages of its own
-ROWS = {"textworld": PUBLIC | {"reward_model": {"ground_truth": '{"walkthrough": ["look"]}'}}}
+CODE = {"ground_truth": '{"inputs": ["1"], "outputs": ["2"]}'}
+ROWS = {
+    "code": PUBLIC | {"reward_model": CODE},
+    "textworld": PUBLIC | {"reward_model": {"ground_truth": '{"walkthrough": ["look"]}'}},
+}
 MAKERS = {
     "countdown": lambda folder: write_countdown(folder, CountdownConfig(train_size=3, test_size=0, demo_size=0)),
     "search_task": lambda folder: asyncio.run(

@@ -13,13 +13,13 @@ from verl.utils.parts import parts
 
 
 def test_the_table_has_every_benchmark_and_no_unknown_words():
-    assert parts("evaluation").keys() == LAYOUTS.keys() and len(LAYOUTS) == 20
+    assert parts("evaluation").keys() == LAYOUTS.keys() and len(LAYOUTS) == 23
     for name, benchmark in parts("evaluation").items():
         assert find_scoring(benchmark.scoring).about and benchmark.style in STYLES and benchmark.get
         # the reward in training takes the same side
         is_math = benchmark.scoring == "math"
         made_here = name in ("countdown", "textworld", "walk", "wordproblems", "searchtask")
-        assert made_here or (rule_of(name) == "math") == is_math
+        assert made_here or benchmark.scoring == "code" or (rule_of(name) == "math") == is_math
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
@@ -29,7 +29,11 @@ def test_each_published_layout(tmp_path, name, suffix):
     result = read(tmp_path, name, [row], suffix)
     (question,) = result.questions
     assert (question.id, question.answers, result.left_out) == (number, answers, {})
-    assert question.text.startswith(text) if name in ("countdown", "walk") else question.text == text
+    assert (
+        question.text.startswith(text)
+        if name in ("countdown", "walk", "code", "humaneval", "mbpp")
+        else question.text == text
+    )
     user = question.prompt[-1]
     assert user == {
         "role": "user",
