@@ -1,21 +1,23 @@
-"""Compares methods at equal generated tokens, adding seeds until each difference to GRPO is known well enough.
+"""Compares how fast methods learn a task: at equal steps, at equal generated tokens, in equal time.
 
-    DRY_RUN=1 bash studies/equal_tokens.sh walk          # the plan and its hours; studies/design.md explains the design
+    bash recipe/common/run_compare.sh grpo passk "mine: tree=eptree credit=treerl"       every seed, docs/compare.md
+    bash studies/equal_tokens.sh walk           seeds until each difference is known well enough, studies/design.md
 
-Every run ends at the same number of generated tokens. The measure is its area: the mean accuracy over [0, tokens], on
-straight lines between validations. Stage "rates" trains each method with each learning rate on seeds of its own; the
-rate of the largest mean area stays. Stage "seeds" adds one seed at a time for all methods still in. After each, a
-method leaves when the interval of its difference to the first method, paired by seed, is narrower than ± `half-width`
-or excludes 0. The intervals hold for all looks together (95 % by method): boundaries of O'Brien and Fleming's kind by
-Lan and DeMets's spending, each look's level applied to Student's t.
+With `--tokens` every run ends at so many generated tokens, and two stages follow. "rates" trains each method with each
+learning rate on seeds of its own; the rate of the largest mean area stays. "seeds" adds one seed at a time for all
+methods still in. After each, a method leaves when the interval of its difference in area to the first method, paired
+by seed, is narrower than ± `--half-width` or excludes 0. The area is the mean accuracy over [0, tokens], on straight
+lines between validations. The intervals hold for all looks together (95 % by method): boundaries of O'Brien and
+Fleming's kind by Lan and DeMets's spending, each look's level applied to Student's t.
 
-Each run that ends is a row of <name>.csv; a run that fails has no area, and takes its rate or its method out. SIGTERM
-ends everything; the same command goes on later, and repeats only what has no row. <name>.json keeps the design: to
-change it, choose another --name.
+Each run that ends is a row of <name>.csv; with `--tokens`, one that fails has no area, and takes its rate or its method
+out. SIGTERM ends everything; the same command goes on later, and repeats only what has no row. <name>.json keeps the
+design: to change it, choose another --name.
 """
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -31,14 +33,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmarks.report import commit, parser_of, write_report
-from recipe.common.compare_runs import area, check, command_of, in_parallel, label_of, scripts, trained
-from recipe.common.reporting.run_metrics import STYLE
+from recipe.common.compare_runs import ROOT, area, command_of, environment_of, in_parallel, scripts, trained
+from recipe.common.reporting.run_metrics import STYLE, legend_above, run_colors
 from verl.utils.atomic_files import replacing
 
-COLUMNS = "method task rate seed stage steps tokens area accuracy curve seconds commit".split()
+AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}
+COLUMNS = "method task rate seed stage steps tokens area accuracy seconds commit curve".split()
 RATE_SEEDS = (100, 101)
 # With Student's t in place of the normal distribution this spends at most 5 % for 2 to 10 looks, by simulation.
 ALPHA = 0.043
+Curves = Mapping[str, Mapping[int, pd.DataFrame]]  # method -> seed -> curve
 
 
 class Key(NamedTuple):
@@ -48,14 +52,6 @@ class Key(NamedTuple):
     method: str
     rate: str
     seed: int
-
-
-class Difference(NamedTuple):
-    """A method's area minus the baseline's, paired by seed: mean, half of the sequential interval, and the pairs."""
-
-    mean: float
-    half: float
-    pairs: list[float]
 
 
 @cache
@@ -93,13 +89,21 @@ def t_quantile(level: float, freedom: int) -> float:
         return float(mpmath.sqrt(freedom / share - freedom))
 
 
-def difference(pairs: Sequence[float], looks: int) -> Difference:
-    """Return the mean of the pairs' differences with its sequential interval after so many of `looks` seeds."""
-    n = len(pairs)
-    half = np.inf
-    if n > 1:
-        half = t_quantile(nominal_levels(looks)[n - 1], n - 1) * np.std(pairs, ddof=1) / n**0.5
-    return Difference(float(np.mean(pairs)), float(half), list(pairs))
+def mean_and_half(values: Sequence[float], looks: int = 0) -> tuple[float, float]:
+    """Return the mean, and half of its 95 % interval; with `looks`, of the one that holds for so many looks together.
+
+    One value has an infinite interval.
+    """
+    n = len(values)
+    level = nominal_levels(looks)[n - 1] if looks else 0.05
+    half = t_quantile(level, n - 1) * np.std(values, ddof=1) / n**0.5 if n > 1 else np.inf
+    return float(np.mean(values)), float(half)
+
+
+def with_interval(values: Sequence[float], form: str = "+.3f") -> str:
+    """Return the mean as text, ± half a 95 % interval where there are two values or more."""
+    mean, half = mean_and_half(values)
+    return format(mean, form) + (f" ± {half:.3f}" if len(values) > 1 else "")
 
 
 def best_rates(rows: pd.DataFrame) -> dict[str, str]:
@@ -115,27 +119,26 @@ def best_rates(rows: pd.DataFrame) -> dict[str, str]:
     return {str(method): all_rates.idxmax()[1] for method, all_rates in means.groupby("method")}
 
 
-def differences(rows: pd.DataFrame, methods: Sequence[str], looks: int) -> dict[str, Difference]:
-    """Return each method's difference to the first one in the stage "seeds"; a method with a failed run has none."""
+def differences(rows: pd.DataFrame, names: Sequence[str]) -> dict[str, list[float]]:
+    """Return method -> its area minus that of the first one, for each seed of the stage "seeds" that both have; a
+    method with a failed run has none."""
     table = rows[rows["stage"] == "seeds"].pivot(index="seed", columns="method", values="area")
-    failed = rows[(rows["stage"] == "seeds") & rows["area"].isna()]["method"].unique()
-    compared = [name for name in methods[1:] if name in table and name not in failed]
-    return {name: difference((table[name] - table[methods[0]]).dropna().tolist(), looks) for name in compared}
+    failed = set(rows[(rows["stage"] == "seeds") & rows["area"].isna()]["method"])
+    return {
+        name: (table[name] - table[names[0]]).dropna().tolist() for name in names[1:] if name in set(table) - failed
+    }
 
 
-def still_in(found: Mapping[str, Difference], half_width: float) -> list[str]:
+def still_in(pairs: Mapping[str, Sequence[float]], looks: int, half_width: float) -> list[str]:
     """Return the methods whose interval includes 0 and is not narrower than ± half_width."""
-    return [name for name, (mean, half, _) in found.items() if half >= half_width and abs(mean) <= half]
-
-
-def read_rows(path: Path) -> pd.DataFrame:
-    return pd.read_csv(path, dtype={"rate": str}) if path.exists() else pd.DataFrame(columns=COLUMNS)
+    found = {name: mean_and_half(values, looks) for name, values in pairs.items()}
+    return [name for name, (mean, half) in found.items() if half >= half_width and abs(mean) <= half]
 
 
 def keep_design(path: Path, design: Mapping) -> None:
     """Write the design to a file; raise ValueError if the file has another one."""
     if path.exists() and (before := json.loads(path.read_text())) != design:
-        changed = ", ".join(key for key in {**before, **design} if before.get(key) != design.get(key))
+        changed = ", ".join(key for key in design if before.get(key) != design[key])
         raise ValueError(f"{path} has another design ({changed} differ): choose another --name")
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(design, indent=1) + "\n")
@@ -146,37 +149,38 @@ class Comparison:
 
     def __init__(self, args):
         self.args, self.csv = args, Path(args.output) / f"{args.name}.csv"
-        methods = {label_of(method): method for method in args.methods}
-        self.methods, self.names, self.rates = methods, list(methods), args.rates.split(",")
-        budget = f"trainer.token_budget={{tokens:{args.tokens},validations:{args.validations}}}"
-        more = [budget, f"trainer.total_training_steps={5 * args.steps}", *args.overrides]
-        more += ["actor_rollout_ref.actor.optim.lr_scheduler_type=constant"]
+        methods = {method.partition(":")[0]: method for method in args.methods}
+        self.names, self.methods = list(methods), methods
+        self.rates = args.rates.split(",") if args.tokens else []
+        more = [f"trainer.total_training_steps={args.steps}", "trainer.test_freq=20"]
+        if args.tokens:
+            budget = f"trainer.token_budget={{tokens:{args.tokens},validations:{args.validations}}}"
+            constant = "actor_rollout_ref.actor.optim.lr_scheduler_type=constant"
+            more = [budget, constant, f"trainer.total_training_steps={5 * args.steps}"]
+        more += args.overrides
         self.commands = {name: [*command_of(each, args.steps, args.task), *more] for name, each in methods.items()}
-        self.rows = read_rows(self.csv)
+        self.rows = pd.DataFrame(columns=COLUMNS)
+        if self.csv.exists():
+            self.rows = pd.read_csv(self.csv, dtype={"rate": str}).fillna({"rate": ""})
 
     def run(self, key: Key) -> dict:
-        """Train, and return the run's row; a failed run has no area."""
+        """Train, and return the run's row."""
         args, begun = self.args, time.monotonic()
-        row = {**key._asdict(), "task": args.task}
-        experiment = "_".join([args.name, *map(str, key)])
-        command = [*self.commands[key.method], f"actor_rollout_ref.actor.optim.lr={key.rate}"]
+        environment = environment_of(self.methods[key.method], args.task) | {"SEED": str(key.seed)}
+        command = self.commands[key.method] + [f"actor_rollout_ref.actor.optim.lr={key.rate}"] * bool(key.rate)
+        axis, end = ("tokens", args.tokens) if args.tokens else ("steps", args.steps)
+        row = {**key._asdict(), "task": args.task, "commit": commit().removeprefix("Commit ")}
         try:
-            curve = trained(
-                experiment,
-                self.methods[key.method],
-                args.task,
-                key.seed,
-                command,
-                lambda curve: curve["tokens"].iloc[-1] >= args.tokens,
-            )
+            experiment = "_".join(filter(None, (args.name, *map(str, key))))
+            curve = trained(experiment, command, environment, lambda curve: curve[axis].iloc[-1] >= end)
         except RuntimeError as error:
+            if not args.tokens:
+                raise
             print(error, file=sys.stderr)
         else:
-            places = np.linspace(0, args.tokens, args.validations + 1)
-            accuracies = np.interp(places, curve["tokens"], curve["accuracy"])
-            row |= {name: curve[name].iloc[-1] for name in ("steps", "tokens")} | {"accuracy": accuracies[-1]}
-            row |= {"area": area(curve, "tokens", args.tokens), "curve": " ".join(f"{y:.4f}" for y in accuracies)}
-        return row | {"seconds": round(time.monotonic() - begun), "commit": commit().removeprefix("Commit ")}
+            row |= curve[["steps", "tokens", "accuracy"]].iloc[-1].to_dict()
+            row |= {"area": area(curve, axis, end), "curve": json.dumps(curve.round(4).to_dict("list"))}
+        return row | {"seconds": round(time.monotonic() - begun)}
 
     def missing(self, keys: Sequence[Key]) -> list[Key]:
         done = set(self.rows[list(Key._fields)].itertuples(index=False, name=None))
@@ -187,7 +191,7 @@ class Comparison:
         in_parallel(self.missing(keys), self.run, self.args.jobs, self.add)
 
     def add(self, row: dict) -> None:
-        self.rows = pd.concat([self.rows, pd.DataFrame([row], columns=COLUMNS)], ignore_index=True)
+        self.rows = pd.DataFrame([*self.rows.to_dict("records"), row], columns=COLUMNS)
         with replacing(self.csv) as temporary:
             self.rows.to_csv(temporary, index=False, float_format="%.6g")
 
@@ -196,112 +200,155 @@ class Comparison:
 
     def go_on(self) -> None:
         """Train until every difference is decided, or all seeds are spent."""
+        args, left = self.args, self.names[1:]
         self.complete(self.rate_keys())
-        rates, left = best_rates(self.rows), self.names[1:]
-        for seed in range(self.args.seeds):
-            self.complete([Key("seeds", name, rates[name], seed) for name in (self.names[0], *left)])
-            found = differences(self.rows, self.names, self.args.seeds)
-            left = [name for name in left if name in still_in(found, self.args.half_width)]
+        rates = best_rates(self.rows)
+        for seed in args.seeds:
+            self.complete([Key("seeds", name, rates.get(name, ""), seed) for name in (self.names[0], *left)])
+            if args.tokens:
+                left = [name for name in still_in(self.differences(), len(args.seeds), args.half_width) if name in left]
             if not left:
                 break
 
+    def differences(self) -> dict[str, list[float]]:
+        return differences(self.rows, self.names)
+
+    def curves(self) -> dict[str, dict[int, pd.DataFrame]]:
+        """Return the curves of the stage "seeds", by method and seed.
+
+        Raises:
+            ValueError: runs of a seed begin with different accuracies, so that they cannot be paired.
+        """
+        curves: dict[str, dict[int, pd.DataFrame]] = {}
+        begun: dict[int, float] = {}
+        for row in self.rows[self.rows["stage"] == "seeds"].dropna(subset="curve").itertuples():
+            curves.setdefault(row.method, {})[row.seed] = curve = pd.DataFrame(json.loads(row.curve))
+            first = float(curve["accuracy"][0])
+            if begun.setdefault(row.seed, first) != first:
+                raise ValueError(
+                    f"{self.csv}: with seed {row.seed}, {row.method} begins at an accuracy of {first} and another at "
+                    f"{begun[row.seed]}: not the same warm start or machine; use another --name"
+                )
+        return {name: curves[name] for name in self.names if name in curves}
+
     def print_plan(self) -> None:
-        """Print the runs to come and their hours, from the seconds of the rows, or else from --seconds."""
+        """Check each method in a dry run; print the runs to come and their hours, by the rows' seconds or --seconds."""
+        args = self.args
+        for name, command in self.commands.items():
+            print(f"---- {name}", flush=True)
+            environment = {**os.environ, **environment_of(self.methods[name], args.task), "DRY_RUN": "1"}
+            subprocess.run(["bash", *command], check=True, cwd=ROOT, env=environment)
         rates = len(self.missing(self.rate_keys()))
-        seeds = len(self.names) * self.args.seeds - int((self.rows["stage"] == "seeds").sum())
-        seconds = self.rows["seconds"].mean() if len(self.rows) else self.args.seconds
-        hours = [runs * seconds / self.args.jobs / 3600 for runs in (rates, rates + seeds)]
+        seeds = len(self.names) * len(args.seeds) - int((self.rows["stage"] == "seeds").sum())
+        seconds = self.rows["seconds"].mean() if len(self.rows) else args.seconds
+        hours = [runs * seconds / args.jobs / 3600 for runs in (rates, rates + seeds)]
         print(
-            f"plan: {rates} runs for the rates, then at most {seeds} for the seeds, {self.args.jobs} at a time, "
+            f"plan: {rates} runs for the rates, then at most {seeds} for the seeds, {args.jobs} at a time, "
             f"{seconds:.0f} s each: {hours[0]:.1f} h for the rates, at most {hours[1]:.1f} h in all"
         )
 
 
-def tokens_to_reach(curve: np.ndarray, accuracy: float) -> str:
-    """Return where a mean curve over equal distances of the budget first has an accuracy, as a share of the budget."""
-    above = np.flatnonzero(curve >= accuracy)
-    if not len(above):
-        return "not reached"
-    end = above[0]
-    place = end if end == 0 else end - 1 + (accuracy - curve[end - 1]) / (curve[end] - curve[end - 1])
-    return f"{place / (len(curve) - 1):.0%}"
+def axes_of(curves: Curves) -> list[str]:
+    """Return the names of AXES (steps, tokens, seconds, calls) whose value is above 0 at the end of every run."""
+    ends = [curve.iloc[-1] for by_seed in curves.values() for curve in by_seed.values()]
+    return [axis for axis in AXES if all(end[axis] > 0 for end in ends)]
+
+
+def row_of(name: str, curves: Curves, baseline: str) -> list[str]:
+    """Return the table's row of a method. Two cells for each axis hold the difference of accuracy to the baseline's run
+    of the same seed: at the end of the shorter of the two runs, and as the mean up to there."""
+    axes, own = axes_of(curves), curves[name]
+    row = [name, str(len(own)), with_interval([curve["accuracy"].iloc[-1] for curve in own.values()], ".3f")]
+    row += [f"{np.mean([curve[axis].iloc[-1] for curve in own.values()]):,.0f}" for axis in axes]
+    pairs = [(curve, curves[baseline][seed]) for seed, curve in own.items() if seed in curves[baseline]]
+    for axis in axes:
+        ends = [min(each[axis].iloc[-1] for each in pair) for pair in pairs]
+        final = [[np.interp(end, c[axis], c["accuracy"]) for c in pair] for pair, end in zip(pairs, ends, strict=True)]
+        mean = [[area(curve, axis, end) for curve in pair] for pair, end in zip(pairs, ends, strict=True)]
+        row += [with_interval([ours - theirs for ours, theirs in values]) for values in (final, mean)]
+    return row
+
+
+def draw(curves: Curves, found: Mapping[str, tuple[float, float]], baseline: str, output: Path) -> None:
+    """Draw mean accuracy along each axis of `axes_of`, every seed as a thin line; then the differences in area of
+    `found`, means and half intervals."""
+    colors, axes = run_colors(list(curves)), axes_of(curves)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5 * (len(axes) + bool(found)), 4.6), layout="constrained")
+        panels = figure.subplots(1, len(axes) + bool(found), squeeze=False)[0]
+        for ax, axis in zip(panels, axes, strict=False):
+            for name, by_seed in curves.items():
+                grid = np.linspace(0, min(curve[axis].iloc[-1] for curve in by_seed.values()), 101)
+                lines = np.array([np.interp(grid, curve[axis], curve["accuracy"]) for curve in by_seed.values()])
+                ax.plot(grid, lines.mean(0), color=colors[name], linewidth=2, label=name)
+                ax.plot(grid, lines.T, color=colors[name], linewidth=0.7, alpha=0.4)
+            ax.set(xlabel=AXES[axis], ylabel="accuracy (thin: one seed)")
+        for place, (name, (mean, half)) in enumerate(found.items()):
+            panels[-1].errorbar(100 * mean, -place, xerr=100 * half, fmt="o", color=colors[name], capsize=4)
+        if found:
+            panels[-1].set_yticks([-place for place in range(len(found))], list(found))
+            panels[-1].axvline(0, color="#444444", linewidth=1)
+            panels[-1].set(xlabel=f"area minus {baseline}'s, points (95 % for all looks together)")
+        named = [line for line in panels[0].get_lines() if line.get_label() in curves]
+        legend_above(figure, named, most_columns=6, fontsize=11)
+        with replacing(output) as temporary:
+            figure.savefig(temporary, format="png", dpi=130)
+
+
+def verdict(mean: float, half: float) -> list[str]:
+    """Return the cells of a difference in area: with its interval, in points, and in words."""
+    words = "not shown" if abs(mean) <= half else "better" if mean > 0 else "worse"
+    return [f"{100 * mean:+.1f} ± {100 * half:.1f}", words]
 
 
 def write_page(comparison: Comparison) -> Path:
     """Write the table and the picture of the stage "seeds"."""
-    args, names = comparison.args, comparison.names
-    rows = comparison.rows[comparison.rows["stage"] == "seeds"]
-    found, rates = differences(comparison.rows, names, args.seeds), best_rates(comparison.rows)
-    curves = {
-        name: np.array([list(map(float, text.split())) for text in group["curve"].dropna()]).mean(0)
-        for name, group in rows.dropna(subset="area").groupby("method")
-    }
-    table = []
-    for name in names:
-        own, verdict = rows[rows["method"] == name], "baseline" if name == names[0] else "a run failed"
-        shown = "" if name not in found else f"{100 * found[name].mean:+.1f} ± {100 * found[name].half:.1f}"
-        if name in found:
-            mean, half, _ = found[name]
-            verdict = "not shown" if abs(mean) <= half else "better" if mean > 0 else "worse"
-        reached = tokens_to_reach(curves[name], curves[names[0]][-1]) if name in curves else ""
-        numbers = [f"{100 * own[column].mean():.1f}" for column in ("area", "accuracy")]
-        steps = f"{own['steps'].mean():.0f}"
-        table.append([name, rates[name], str(len(own)), *numbers, shown, verdict, reached, steps])
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7, 1 + 0.5 * len(found)), layout="constrained")
-        ax = figure.subplots()
-        for place, (mean, half, pairs) in enumerate(found.values()):
-            ax.errorbar(100 * mean, -place, xerr=100 * half, fmt="o", color="#1f6fb4", capsize=4, linewidth=2)
-            ax.plot(100 * np.array(pairs), [-place - 0.2] * len(pairs), "|", color="#888888")
-        ax.axvline(0, color="#444444", linewidth=1)
-        ax.set_yticks([-place for place in range(len(found))], list(found))
-        ax.set(xlabel=f"area minus that of {names[0]}, points; ticks: seeds; bars: 95 % for all looks together")
-        with replacing(comparison.csv.with_suffix(".png")) as temporary:
-            figure.savefig(temporary, format="png", dpi=130)
+    args, baseline, curves = comparison.args, comparison.names[0], comparison.curves()
+    rates = best_rates(comparison.rows)
+    found = {}
+    if args.tokens:
+        found = {name: mean_and_half(each, len(args.seeds)) for name, each in comparison.differences().items()}
+    draw(curves, found, baseline, comparison.csv.with_suffix(".png"))
+    axes = axes_of(curves)
+    header = ["method", "seeds", "accuracy at the end", *map(AXES.get, axes)]
+    header += [f"{what} at equal {AXES[axis]}" for axis in axes for what in ("final", "mean")]
+    rows = [row_of(name, curves, baseline) for name in curves]
+    if args.tokens:
+        header[1:1] = ["rate", "area: difference, points", ""]
+        for row in rows:
+            row[1:1] = [rates[row[0]], *(verdict(*found[row[0]]) if row[0] in found else ("", ""))]
+    commands = " ".join(f"{name}: `{' '.join(comparison.commands[name])}`." for name in comparison.names)
     what = (
-        f"{args.task}: {args.tokens:,} generated tokens in every run. Area: mean accuracy over them, in points. "
-        f"Difference: to {names[0]}, paired by seed, with an interval that holds for all looks. Reached: share of the "
-        f"tokens after which the mean curve has the accuracy that {names[0]} has at the end.\n\n"
-        f"![differences]({args.name}.png)"
+        f"{args.task}; accuracy of the trainer's validation, mean over its samples. At equal …: differences to "
+        f"{baseline}, paired by seed, with 95 % intervals: where the shorter of the two runs ends, and on average until then, with "
+        "straight lines between validations. The interval of the area is for all looks together, and decides. "
+        f"{commands}\n\n![accuracy]({args.name}.png)"
     )
-    header = ["method", "rate", "seeds", "area", "accuracy at the end", "difference", "", "reached", "steps"]
-    return write_report(args.name, what, header, table, comparison.csv.parent)
+    return write_report(args.name, what, header, rows, comparison.csv.parent)
 
 
 def main() -> None:
     parser = parser_of(
-        __doc__,
-        name="equal_tokens",
-        task="walk",
-        tokens=0,
-        validations=8,
-        steps=60,
-        rates="1e-4,2e-4,4e-4",
-        seeds=10,
-        half_width=0.02,
-        seconds=300,
-        jobs=2,
-        output="studies/results",
-    )
+        __doc__, name="compare", task="walk", seeds="0,1,2", steps=60, jobs=2, output="outputs/compare", tokens=0,
+        validations=8, rates="1e-4,2e-4,4e-4", half_width=0.02, seconds=300
+    )  # fmt: skip
     parser.add_argument("--overrides", nargs="*", default=[])
     parser.add_argument("--methods", nargs="+", required=True, help="the first one is the baseline")
     args = parser.parse_args()
-    if args.task not in scripts() or args.tokens < 1:
-        parser.error(f"--task={args.task} --tokens={args.tokens}: choose one of {', '.join(scripts())}, and a budget")
+    args.seeds = [int(seed) for seed in args.seeds.split(",")]
+    if args.task not in scripts():
+        parser.error(f"--task={args.task}: choose one of {', '.join(scripts())}")
     try:
         comparison = Comparison(args)
         if os.environ.get("DRY_RUN", "0") != "0":
-            for name, method in comparison.methods.items():
-                check(name, method, args.task, comparison.commands[name])
-            comparison.print_plan()
-            return
-        unchanging = ("name", "jobs", "output", "seconds")
-        keep_design(comparison.csv.with_suffix(".json"), {k: v for k, v in vars(args).items() if k not in unchanging})
-        os.nice(19)
+            return comparison.print_plan()
+        design = {key: value for key, value in vars(args).items() if key not in ("name", "jobs", "output", "seconds")}
+        keep_design(comparison.csv.with_suffix(".json"), design)
         comparison.go_on()
+        page = write_page(comparison)
     except ValueError as error:
         parser.error(str(error))
-    print(f"table: {write_page(comparison)}")
+    print(f"table: {page}, picture: {page.with_suffix('.png')}, every run: {comparison.csv}")
 
 
 if __name__ == "__main__":
