@@ -1,14 +1,12 @@
 """Compares how fast methods learn a task: at equal steps, at equal generated tokens, in equal time.
 
     bash recipe/common/run_compare.sh grpo passk "mine: tree=eptree credit=treerl"       every seed, docs/compare.md
-    bash studies/equal_tokens.sh walk           seeds until each difference is known well enough, studies/design.md
+    bash studies/equal_tokens.sh walk       seeds until each difference is known well enough, studies/design.md
 
-With `--tokens` every run ends at so many generated tokens, and two stages follow. "rates" trains each method with each
-learning rate on seeds of its own; the rate of the largest mean area stays. "seeds" adds one seed at a time for all
-methods still in. After each, a method leaves when the interval of its difference in area to the first method, paired
-by seed, is narrower than ± `--half-width` or excludes 0. The area is the mean accuracy over [0, tokens], on straight
-lines between validations. The intervals hold for all looks together (95 % by method): boundaries of O'Brien and
-Fleming's kind by Lan and DeMets's spending, each look's level applied to Student's t.
+With `--tokens` every run ends at so many generated tokens. Stage "rates" trains each method with each learning rate on
+seeds of its own; the rate of the largest mean area stays. Stage "seeds" adds one seed at a time. A method leaves when
+the interval of its difference in area to the first method, paired by seed, is narrower than ± `--half-width` or
+excludes 0. The area is the mean accuracy over [0, tokens], on straight lines between validations.
 
 Each run that ends is a row of <name>.csv; with `--tokens`, one that fails has no area, and takes its rate or its method
 out. SIGTERM ends everything; the same command goes on later, and repeats only what has no row. <name>.json keeps the
@@ -38,7 +36,7 @@ from recipe.common.reporting.run_metrics import STYLE, legend_above, run_colors
 from verl.utils.atomic_files import replacing
 
 AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}
-COLUMNS = "method task rate seed stage steps tokens area accuracy seconds commit curve".split()
+COLUMNS = "method task rate seed stage steps tokens start area accuracy seconds commit curve".split()
 RATE_SEEDS = (100, 101)
 # With Student's t in place of the normal distribution this spends at most 5 % for 2 to 10 looks, by simulation.
 ALPHA = 0.043
@@ -56,7 +54,8 @@ class Key(NamedTuple):
 
 @cache
 def nominal_levels(looks: int, alpha: float = ALPHA) -> list[float]:
-    """Return the two-sided level of each of equally spaced looks, so that the chance of ever rejecting is `alpha`.
+    """Return the two-sided level of each of equally spaced looks, so that the chance of ever rejecting is `alpha`:
+    boundaries of O'Brien and Fleming's kind.
 
     Lan and DeMets 1983: on each side, the error spent until the share t of the looks is 2 - 2 Φ(z / √t), where z is the
     quantile of a quarter of alpha.
@@ -119,19 +118,17 @@ def best_rates(rows: pd.DataFrame) -> dict[str, str]:
     return {str(method): all_rates.idxmax()[1] for method, all_rates in means.groupby("method")}
 
 
-def differences(rows: pd.DataFrame, names: Sequence[str]) -> dict[str, list[float]]:
-    """Return method -> its area minus that of the first one, for each seed of the stage "seeds" that both have; a
-    method with a failed run has none."""
+def differences(rows: pd.DataFrame, names: Sequence[str], looks: int) -> dict[str, tuple[float, float]]:
+    """Return method -> mean and half interval, for `looks` looks, of its area minus that of the first one, over the
+    seeds of the stage "seeds" that both have; a method with a failed run has none."""
     table = rows[rows["stage"] == "seeds"].pivot(index="seed", columns="method", values="area")
     failed = set(rows[(rows["stage"] == "seeds") & rows["area"].isna()]["method"])
-    return {
-        name: (table[name] - table[names[0]]).dropna().tolist() for name in names[1:] if name in set(table) - failed
-    }
+    compared = [name for name in names[1:] if name in set(table) - failed]
+    return {name: mean_and_half((table[name] - table[names[0]]).dropna().tolist(), looks) for name in compared}
 
 
-def still_in(pairs: Mapping[str, Sequence[float]], looks: int, half_width: float) -> list[str]:
+def still_in(found: Mapping[str, tuple[float, float]], half_width: float) -> list[str]:
     """Return the methods whose interval includes 0 and is not narrower than ± half_width."""
-    found = {name: mean_and_half(values, looks) for name, values in pairs.items()}
     return [name for name, (mean, half) in found.items() if half >= half_width and abs(mean) <= half]
 
 
@@ -179,7 +176,8 @@ class Comparison:
             print(error, file=sys.stderr)
         else:
             row |= curve[["steps", "tokens", "accuracy"]].iloc[-1].to_dict()
-            row |= {"area": area(curve, axis, end), "curve": json.dumps(curve.round(4).to_dict("list"))}
+            row |= {"start": curve["accuracy"].iloc[0], "area": area(curve, axis, end)}
+            row |= {"curve": json.dumps(curve.round(4).to_dict("list"))}
         return row | {"seconds": round(time.monotonic() - begun)}
 
     def missing(self, keys: Sequence[Key]) -> list[Key]:
@@ -199,19 +197,27 @@ class Comparison:
         return [Key("rates", name, rate, seed) for seed in RATE_SEEDS for name in self.names for rate in self.rates]
 
     def go_on(self) -> None:
-        """Train until every difference is decided, or all seeds are spent."""
+        """Train until every difference is decided, or all seeds are spent.
+
+        Raises:
+            ValueError: the first method's best rate gains too little for a comparison.
+        """
         args, left = self.args, self.names[1:]
         self.complete(self.rate_keys())
         rates = best_rates(self.rows)
+        own = self.rows[(self.rows["method"] == self.names[0]) & (self.rows["rate"] == rates.get(self.names[0]))]
+        if (gain := (own["area"] - own["start"]).mean()) < args.least_gain:
+            raise ValueError(
+                f"the area of {self.names[0]} is {gain:.3f} above its start at its best rate, less than --least-gain: "
+                "there is nothing to compare; take another task, more tokens or other rates, and another --name"
+            )
         for seed in args.seeds:
             self.complete([Key("seeds", name, rates.get(name, ""), seed) for name in (self.names[0], *left)])
             if args.tokens:
-                left = [name for name in still_in(self.differences(), len(args.seeds), args.half_width) if name in left]
+                found = differences(self.rows, self.names, len(args.seeds))
+                left = [name for name in still_in(found, args.half_width) if name in left]
             if not left:
                 break
-
-    def differences(self) -> dict[str, list[float]]:
-        return differences(self.rows, self.names)
 
     def curves(self) -> dict[str, dict[int, pd.DataFrame]]:
         """Return the curves of the stage "seeds", by method and seed.
@@ -295,19 +301,11 @@ def draw(curves: Curves, found: Mapping[str, tuple[float, float]], baseline: str
             figure.savefig(temporary, format="png", dpi=130)
 
 
-def verdict(mean: float, half: float) -> list[str]:
-    """Return the cells of a difference in area: with its interval, in points, and in words."""
-    words = "not shown" if abs(mean) <= half else "better" if mean > 0 else "worse"
-    return [f"{100 * mean:+.1f} ± {100 * half:.1f}", words]
-
-
 def write_page(comparison: Comparison) -> Path:
     """Write the table and the picture of the stage "seeds"."""
     args, baseline, curves = comparison.args, comparison.names[0], comparison.curves()
     rates = best_rates(comparison.rows)
-    found = {}
-    if args.tokens:
-        found = {name: mean_and_half(each, len(args.seeds)) for name, each in comparison.differences().items()}
+    found = differences(comparison.rows, comparison.names, len(args.seeds)) if args.tokens else {}
     draw(curves, found, baseline, comparison.csv.with_suffix(".png"))
     axes = axes_of(curves)
     header = ["method", "seeds", "accuracy at the end", *map(AXES.get, axes)]
@@ -316,12 +314,14 @@ def write_page(comparison: Comparison) -> Path:
     if args.tokens:
         header[1:1] = ["rate", "area: difference, points", ""]
         for row in rows:
-            row[1:1] = [rates[row[0]], *(verdict(*found[row[0]]) if row[0] in found else ("", ""))]
+            mean, half = found.get(row[0], (0, 0))
+            words = "not shown" if abs(mean) <= half else "better" if mean > 0 else "worse"
+            row[1:1] = [rates[row[0]], f"{100 * mean:+.1f} ± {100 * half:.1f}", words if row[0] in found else ""]
     commands = " ".join(f"{name}: `{' '.join(comparison.commands[name])}`." for name in comparison.names)
     what = (
         f"{args.task}; accuracy of the trainer's validation, mean over its samples. At equal …: differences to "
-        f"{baseline}, paired by seed, with 95 % intervals: where the shorter of the two runs ends, and on average until then, with "
-        "straight lines between validations. The interval of the area is for all looks together, and decides. "
+        f"{baseline}, paired by seed, with 95 % intervals: where the shorter of the two runs ends, and on average "
+        "until then, with straight lines between validations. The area's interval is for all looks, and decides. "
         f"{commands}\n\n![accuracy]({args.name}.png)"
     )
     return write_report(args.name, what, header, rows, comparison.csv.parent)
@@ -330,7 +330,7 @@ def write_page(comparison: Comparison) -> Path:
 def main() -> None:
     parser = parser_of(
         __doc__, name="compare", task="walk", seeds="0,1,2", steps=60, jobs=2, output="outputs/compare", tokens=0,
-        validations=8, rates="1e-4,2e-4,4e-4", half_width=0.02, seconds=300
+        validations=8, rates="1e-4,2e-4,4e-4", half_width=0.02, least_gain=0.0, seconds=300
     )  # fmt: skip
     parser.add_argument("--overrides", nargs="*", default=[])
     parser.add_argument("--methods", nargs="+", required=True, help="the first one is the baseline")

@@ -24,6 +24,7 @@ from verl.utils.parts import parts
 
 ROOT = Path(__file__).resolve().parents[2]
 T, R = TypeVar("T"), TypeVar("R")
+RUNNING: set[subprocess.Popen] = set()
 KT = "actor_rollout_ref.rollout.kt"
 HATO = ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"]
 SEARCH = ["recipe/arpo/run_search_task_cpu.sh"]
@@ -38,14 +39,6 @@ FILTERED = [
     "algorithm.filter_groups.max_inflight_gen_batches=2",
 ]
 CLIP_HIGHER = ["actor_rollout_ref.actor.clip_ratio_high=0.28", "actor_rollout_ref.actor.clip_ratio_c=10.0"]
-
-
-def schedule_of(shares: dict[int, float]) -> list[str]:
-    """Return overrides that replace LATR's schedule: step -> share of responses that come from trees from then on."""
-    steps = ", ".join(f"{step}: {share}" for step, share in shares.items())
-    return [f"~{KT}.mix_ratio_schedule", f"+{KT}.mix_ratio_schedule={{{steps}}}"]
-
-
 METHODS = {
     "grpo": ["credit=grpo"],
     "grpo-n4": ["credit=grpo", "actor_rollout_ref.rollout.n=4"],
@@ -57,16 +50,6 @@ METHODS = {
     "latr": ["recipe/latr/run_countdown_cpu.sh"],
     # Identical steps are merged, so a tree has fewer leaves than n: about half as many tokens as 8 responses.
     "hato": HATO,
-    # guided by an exact process reward: whether the target can still be reached
-    "hato-dropped": [
-        *HATO,
-        "hato.local_reward=recipe.tasks.walk.data.can_arrive",
-        "hato.exploration.pruning_threshold=0.04",
-        "hato.tree.max_depth=6",
-        "hato.tree.branching_factor=4",
-        "hato.tree.spread_leaves=false",
-        "hato.tree.train_dropped=true",
-    ],
     "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
     # SmolLM2-135M on word problems; these scripts support no other task
     "grpo-smollm2": ["recipe/common/run_smollm2_cpu.sh"],
@@ -115,11 +98,6 @@ def overrides_of(method: str, task: str = "walk") -> list[str]:
     return named
 
 
-def label_of(method: str) -> str:
-    """Return the name of the method `NAME: OVERRIDES` or `NAME`."""
-    return method.partition(":")[0]
-
-
 def command_of(method: str, steps: int, task: str = "walk") -> list[str]:
     """Return a script and overrides: the method's own script, or else the task's."""
     command = overrides_of(method, task)
@@ -127,24 +105,8 @@ def command_of(method: str, steps: int, task: str = "walk") -> list[str]:
         command = [*scripts()[task], *command]
     if method != "latr":
         return command
-    return [*command, *schedule_of({round(begun * steps): share for begun, share in LATR_SCHEDULE.items()})]
-
-
-RUNNING: set[subprocess.Popen] = set()
-
-
-def run_script(command: Sequence[str], environment: Mapping[str, str], log_file: Path) -> None:
-    """Run a script of the repository with overrides; raise RuntimeError, which names the log, if it fails."""
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, **environment}
-    with open(log_file, "a") as log:
-        options = {"cwd": ROOT, "env": env, "stdout": log, "stderr": log, "start_new_session": True}
-        process = subprocess.Popen(["bash", *command], **options)
-        RUNNING.add(process)
-        code = process.wait()
-        RUNNING.discard(process)
-    if code:
-        raise RuntimeError(f"{command[0]} failed: {log_file} says why")
+    shares = ", ".join(f"{round(begun * steps)}: {share}" for begun, share in LATR_SCHEDULE.items())
+    return [*command, f"~{KT}.mix_ratio_schedule", f"+{KT}.mix_ratio_schedule={{{shares}}}"]
 
 
 def environment_of(method: str, task: str) -> dict[str, str]:
@@ -169,10 +131,16 @@ def trained(
     with suppress(FileNotFoundError, ValueError, KeyError):
         if is_complete(curve := curve_of(load_metrics(folder))):
             return curve
-    log_file = folder.with_suffix(".log")
-    run_script([*command, "trainer.save_freq=-1"], {**environment, "EXPERIMENT_NAME": experiment}, log_file)
-    if not is_complete(curve := curve_of(load_metrics(folder))):
-        raise RuntimeError(f"{experiment} ended before its last validation: {log_file} says why")
+    folder.mkdir(parents=True, exist_ok=True)
+    env = {**os.environ, **environment, "EXPERIMENT_NAME": experiment}
+    with open(log_file := folder / "script.log", "a") as log:
+        options = {"cwd": ROOT, "env": env, "stdout": log, "stderr": log, "start_new_session": True}
+        process = subprocess.Popen(["bash", *command, "trainer.save_freq=-1"], **options)
+        RUNNING.add(process)
+        code = process.wait()
+        RUNNING.discard(process)
+    if code or not is_complete(curve := curve_of(load_metrics(folder))):
+        raise RuntimeError(f"{experiment} failed, or ended before its last validation: {log_file} says why")
     return curve
 
 

@@ -1,8 +1,4 @@
-"""`trainer.token_budget`: a run that ends after so many generated tokens, validated at equal distances on the way.
-
-Methods that generate more tokens in a step take fewer steps. Dropped prompts count. The step that crosses a distance is
-validated, and the one that spends the budget is the last; `trainer.test_freq` is not used.
-"""
+"""`trainer.token_budget`: a run that ends after so many generated tokens, validated at equal distances on the way."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +16,7 @@ from verl.workers.config.keys import STRICT, read_keys
 
 @dataclass(frozen=True, config=STRICT)
 class TokenBudgetConfig:
-    """The number of tokens to generate for training, and the number of validations after the first."""
+    """The number of tokens to generate for training, dropped prompts included, and of validations after the first."""
 
     tokens: int | None = Field(default=None, ge=1)
     validations: int = Field(default=8, ge=1)
@@ -28,7 +24,7 @@ class TokenBudgetConfig:
 
 @register_component
 class TokenBudget(Component):
-    """Ends the run by its budget, and sets `test_freq` so that upstream's trainer validates where it should."""
+    """Ends the run with the step that spends the budget; upstream's trainer validates by a `test_freq` set here."""
 
     state_file = "token_budget.json"
 
@@ -47,11 +43,10 @@ class TokenBudget(Component):
 
     @contextmanager
     def around_update(self, trainer, metrics: dict) -> Iterator[None]:
-        distance = self.keys.tokens / self.keys.validations
+        step, distance = trainer.global_steps, self.keys.tokens / self.keys.validations
         passed = self.spent // distance
         counts = {key: [value] for key, value in metrics.items() if key.startswith(("tree/", "training/", "hato/"))}
         self.spent += float(generated_tokens(pd.DataFrame(counts)).iloc[0])
-        step = trainer.global_steps
         trainer.config.trainer.test_freq = step if self.spent // distance > passed else trainer.total_training_steps + 1
         if self.spent >= self.keys.tokens:
             trainer.total_training_steps = step

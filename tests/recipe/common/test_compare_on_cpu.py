@@ -123,7 +123,7 @@ import sys
 from pathlib import Path
 from recipe.common import compare_runs
 compare_runs.ROOT = Path(sys.argv[1])
-work = lambda seed: compare_runs.run_script(["run.sh"], {"SEED": str(seed)}, Path(sys.argv[1]) / "log")
+work = lambda seed: compare_runs.trained("a", ["run.sh"], {"SEED": str(seed)}, bool)
 compare_runs.in_parallel([0, 1, 2], work, 1, print)
 """
 
@@ -131,7 +131,7 @@ compare_runs.in_parallel([0, 1, 2], work, 1, print)
 def test_sigterm_ends_the_run_and_begins_no_other(tmp_path):
     (tmp_path / "run.sh").write_text('trap "echo ended $SEED; exit 1" TERM\necho began $SEED\nsleep 60 & wait\n')
     tool = subprocess.Popen([sys.executable, "-c", STOPPED, str(tmp_path)])
-    log = tmp_path / "log"
+    log = tmp_path / "outputs/a/script.log"
     deadline = time.monotonic() + 60
     while not (log.exists() and "began 0" in log.read_text()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -205,11 +205,11 @@ def test_a_method_leaves_when_its_difference_is_known():
     areas = {"grpo": base, "better": base + 0.2 + noise, "equal": base + noise / 20, "unsure": base + 4 * noise}
     areas["broken"] = np.array([0.1, np.nan, 0.1, 0.1, 0.1, 0.1])
     rows = rows_of({("seeds", name, "1e-4"): [*values] for name, values in areas.items()})
-    found = differences(rows, list(areas))
-    assert list(found) == ["better", "equal", "unsure"] and np.mean(found["better"]) == pytest.approx(0.2)
-    assert still_in(found, looks=10, half_width=0.02) == ["unsure"]
-    first = differences(rows[rows["seed"] == 0], list(areas))
-    assert still_in(first, looks=10, half_width=0.02) == list(areas)[1:], "one pair has no interval"
+    found = differences(rows, list(areas), looks=10)
+    assert list(found) == ["better", "equal", "unsure"] and found["better"][0] == pytest.approx(0.2)
+    assert still_in(found, half_width=0.02) == ["unsure"]
+    first = differences(rows[rows["seed"] == 0], list(areas), looks=10)
+    assert still_in(first, half_width=0.02) == list(areas)[1:], "one pair has no interval"
 
 
 @pytest.fixture
@@ -232,27 +232,17 @@ def trained_runs(monkeypatch):
 
 
 def test_every_seed_of_a_comparison_by_steps_is_run(tmp_path, monkeypatch, trained_runs, capsys):
-    options = [
-        "--methods",
-        "grpo",
-        "slow: data.seed=1",
-        "--steps",
-        "4",
-        "--output",
-        str(tmp_path),
-        "--overrides",
-        "a=1",
-    ]
+    options = ["--methods", "grpo", "slow: data.seed=1", "--steps", "4", "--output", str(tmp_path)]
     monkeypatch.setattr("sys.argv", ["compare.py", *options])
     compare.main()
-    assert len(trained_runs) == 6 and trained_runs[0] == "compare_seeds_grpo_0"
+    assert set(trained_runs) == {f"compare_seeds_{name}_{seed}" for name in ("grpo", "slow") for seed in range(3)}
     assert "| slow | 3 | 0.210 ± 0.025 | 4 | " in (tmp_path / "compare.md").read_text()
     rows = pd.read_csv(tmp_path / "compare.csv")
     rows["curve"] = rows["curve"].where(rows["method"] != "slow", rows["curve"].str.replace("[0.0", "[0.1"))
     rows.to_csv(tmp_path / "compare.csv", index=False)
     with pytest.raises(SystemExit):
         compare.main()
-    assert "with seed 0, slow begins at an accuracy of 0.1 and another method at 0.0" in capsys.readouterr().err
+    assert "with seed 0, slow begins at an accuracy of 0.1 and another at 0.0" in capsys.readouterr().err
 
 
 def test_a_comparison_goes_on_where_it_was_stopped(tmp_path, monkeypatch, trained_runs, capsys):
@@ -278,6 +268,12 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path, monkeypatch, traine
     with pytest.raises(SystemExit):
         compare.main()
     assert "another design (validations differ): choose another --name" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["compare.py", *options, "--name", "other", "--least-gain", "0.5"])
+    with pytest.raises(SystemExit):
+        compare.main()
+    assert (
+        "above its start at its best rate, less than --least-gain" in capsys.readouterr().err
+    )
 
 
 def test_the_plan_counts_what_is_left(tmp_path, capsys, monkeypatch):
