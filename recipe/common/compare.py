@@ -106,15 +106,10 @@ def with_interval(values: Sequence[float], form: str = "+.3f") -> str:
 
 
 def best_rates(rows: pd.DataFrame) -> dict[str, str]:
-    """Return method -> the rate of the largest mean area in the stage "rates"; rates with a failed run are left out.
-
-    Raises:
-        ValueError: no rate of a method has all its runs.
-    """
+    """Return method -> the rate of the largest mean area in the stage "rates". Rates with a failed run are left out,
+    and so are methods that have no others."""
     areas = rows[rows["stage"] == "rates"].groupby(["method", "rate"], sort=False)["area"]
-    means = areas.mean().where(areas.count() == areas.size())
-    if failed := [method for method, all_rates in means.groupby("method") if all_rates.isna().all()]:
-        raise ValueError(f"every rate of {', '.join(map(str, failed))} has a run that failed: leave the method out")
+    means = areas.mean()[areas.count() == areas.size()]
     return {str(method): all_rates.idxmax()[1] for method, all_rates in means.groupby("method")}
 
 
@@ -200,19 +195,21 @@ class Comparison:
         """Train until every difference is decided, or all seeds are spent.
 
         Raises:
-            ValueError: the first method's best rate gains too little for a comparison.
+            ValueError: the first method's best rate gains too little for a comparison, or runs cannot be paired.
         """
-        args, left = self.args, self.names[1:]
+        args = self.args
         self.complete(self.rate_keys())
         rates = best_rates(self.rows)
+        left = [name for name in self.names[1:] if name in rates or not self.rates]
         own = self.rows[(self.rows["method"] == self.names[0]) & (self.rows["rate"] == rates.get(self.names[0]))]
-        if (gain := (own["area"] - own["start"]).mean()) < args.least_gain:
+        if self.rates and not (gain := (own["area"] - own["start"]).mean()) >= args.least_gain:
             raise ValueError(
                 f"the area of {self.names[0]} is {gain:.3f} above its start at its best rate, less than --least-gain: "
                 "there is nothing to compare; take another task, more tokens or other rates, and another --name"
             )
         for seed in args.seeds:
             self.complete([Key("seeds", name, rates.get(name, ""), seed) for name in (self.names[0], *left)])
+            self.curves()  # checks that they can be paired
             if args.tokens:
                 found = differences(self.rows, self.names, len(args.seeds))
                 left = [name for name in still_in(found, args.half_width) if name in left]

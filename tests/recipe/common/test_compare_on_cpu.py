@@ -195,8 +195,8 @@ def test_the_best_rate_has_the_largest_mean_area_and_no_failed_run():
     areas |= {("rates", "grpo", "4e-4"): [0.9, None], ("rates", "latr", "1e-4"): [0.3, 0.1]}
     areas |= {("rates", "latr", "2e-4"): [0.1, 0.1], ("seeds", "latr", "2e-4"): [0.9, 0.9]}
     assert best_rates(rows_of(areas)) == {"grpo": "2e-4", "latr": "1e-4"}
-    with pytest.raises(ValueError, match="every rate of dapo has a run that failed"):
-        best_rates(rows_of(areas | {("rates", "dapo", "1e-4"): [0.1, None]}))
+    areas |= {("rates", "dapo", "1e-4"): [0.1, None]}
+    assert best_rates(rows_of(areas)) == {"grpo": "2e-4", "latr": "1e-4"}
 
 
 def test_a_method_leaves_when_its_difference_is_known():
@@ -242,7 +242,8 @@ def test_every_seed_of_a_comparison_by_steps_is_run(tmp_path, monkeypatch, train
     rows.to_csv(tmp_path / "compare.csv", index=False)
     with pytest.raises(SystemExit):
         compare.main()
-    assert "with seed 0, slow begins at an accuracy of 0.1 and another at 0.0" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "with seed 0, " in error and "not the same warm start or machine; use another --name" in error
 
 
 def test_a_comparison_goes_on_where_it_was_stopped(tmp_path, monkeypatch, trained_runs, capsys):
@@ -271,9 +272,7 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path, monkeypatch, traine
     monkeypatch.setattr("sys.argv", ["compare.py", *options, "--name", "other", "--least-gain", "0.5"])
     with pytest.raises(SystemExit):
         compare.main()
-    assert (
-        "above its start at its best rate, less than --least-gain" in capsys.readouterr().err
-    )
+    assert "above its start at its best rate, less than --least-gain" in capsys.readouterr().err
 
 
 def test_the_plan_counts_what_is_left(tmp_path, capsys, monkeypatch):
