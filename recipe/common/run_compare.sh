@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Compares methods: each is trained from the same warm start with every seed, and one table and one picture say which
 # learns fastest at equal steps, generated tokens and seconds, with intervals of differences that are paired by seed.
-#   [TASK=walk] [SEEDS=0,1,2] [STEPS=60] [BASELINE=grpo] [JOBS=2] [NAME=compare] [OUTPUT=outputs/compare]
+#   [TASK=walk] [SEEDS=0,1,2] [STEPS=60] [JOBS=2] [NAME=compare] [OUTPUT=outputs/compare]
 #       bash recipe/common/run_compare.sh grpo dapo passk treepo "mine: tree=eptree credit=treerl loss=hapo"
-# A method is a name of studies/method_runs.py (grpo, dapo, hapo, latr, hato, eptree, …); the name of parts, which are
-# chosen together (treepo is tree=treepo credit=treepo); or "NAME: HYDRA OVERRIDES". TASK: walk, countdown, word_problems
-# (SmolLM2) or search_task (HOPS=2). OVERRIDES="key=value …" are for every method. DRY_RUN=1 checks each method and starts
-# nothing. A run that is in outputs/ is not repeated.
+# Differences are to the first method. A method is a name of recipe/common/compare_runs.py (grpo, dapo, hapo, latr, hato,
+# …); the name of parts, which are chosen together (treepo is tree=treepo credit=treepo); or "NAME: HYDRA OVERRIDES".
+# TASK: walk, countdown, word_problems (SmolLM2) or search_task (HOPS=2). OVERRIDES="key=value …" are for every method.
+# DRY_RUN=1 checks each method and starts nothing. A run that has ended is not repeated.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/environment.sh
@@ -16,6 +16,6 @@ if [ $# = 0 ]; then
 fi
 use_hardware cpu
 read -ra more <<<"${OVERRIDES:-}"
-run_python -m studies.method_runs --task "${TASK:-walk}" --seeds "${SEEDS:-0,1,2}" --steps "${STEPS:-60}" \
-    --baseline "${BASELINE:-grpo}" --jobs "${JOBS:-2}" --name "${NAME:-compare}" --output "${OUTPUT:-outputs/compare}" \
-    --overrides ${more[@]+"${more[@]}"} --compare "$@"
+run_python -m recipe.common.compare --task "${TASK:-walk}" --seeds "${SEEDS:-0,1,2}" --steps "${STEPS:-60}" \
+    --jobs "${JOBS:-2}" --name "${NAME:-compare}" --output "${OUTPUT:-outputs/compare}" \
+    --overrides ${more[@]+"${more[@]}"} --methods "$@"

@@ -16,7 +16,7 @@ sys.path.append("scripts")
 from explore import config_of
 from recipe.common.menu import about_choice, menu
 from stranger.data import write_sorting
-from studies.method_runs import EXPLORE, command_of
+from recipe.common.compare_runs import EXPLORE, command_of
 from verl.evaluation.__main__ import main
 from verl.evaluation.questions.loading import read_questions
 from verl.evaluation.scores.scoring import find_scoring

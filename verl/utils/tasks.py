@@ -28,7 +28,7 @@ class Task(Part):
         file: YAML file with the config of the choice; it may have a defaults list. Its folder is the task's.
         script: run script and overrides with which recipe/common/run_compare.sh trains a method that names no script;
             empty for a task with a `small.sh`, which has the script of all such tasks.
-        suffix: end of the names of the methods in studies/method_runs.py that are for this task alone.
+        suffix: end of the names of the methods in recipe/common/compare_runs.py that are for this task alone.
         cpu_lengths: `data.max_prompt_length` and `data.max_response_length` of scripts/explore.sh on a CPU; None for
             those of `hardware=cpu`.
     """
