@@ -12,7 +12,7 @@ export DATA_DIR=outputs/data/equal_tokens_$TASK EXPERIMENT_NAME=equal_tokens_${T
 case "$TASK" in
 walk)
     DRY_RUN=0 make_once "$DATA_DIR/train.parquet" python -m recipe.tasks.walk.data --output-dir "$DATA_DIR" --train-size 2000 \
-        --valid-size 500 --test-size 0 --max-start 40 --max-operand 2 --min-steps 3 --max-steps 4 --max-share 0.2
+        --valid-size 500 --test-size 0 --max-start 40 --max-operand 3 --min-steps 3 --max-steps 4 --max-share 0.2
     methods=(grpo grpo-n4 dapo band hapo treepo hato latr tree_gain) design=(--tokens 200000 --rates 5e-5,1e-4,2e-4)
     ;;
 reasoning_gym) methods=(grpo grpo-n4 dapo band treepo) design=(--tokens 200000 --rates 1e-4,2e-4) ;;
