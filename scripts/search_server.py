@@ -75,11 +75,7 @@ class SearchProcesses:
         self.pool = ProcessPoolExecutor(self.number, get_context("fork"), _begin, (self.index,))
 
     async def search_all(self, request: Request, queries: list[str], *options) -> list[bytes]:
-        """Return what `search` returns for each query of a request; the options are those of `search`.
-
-        Raises:
-            HTTPException: the queries would wait too long, the client has gone, or a process died.
-        """
+        """Return what `search` returns for each query of a request; the options are those of `search`."""
         if self.waiting * self.seconds > self.number * self.longest_wait:
             raise HTTPException(503, "too many queries wait")
         self.waiting += len(queries)

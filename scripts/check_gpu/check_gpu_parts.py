@@ -64,7 +64,12 @@ class Part(NamedTuple):
 # The seconds add up to less than the hour that scripts/check_gpu/check_gpu.sh promises. With 16 cores and an H100 the
 # part `latr`, beside two others, took 220 seconds from its start to the end of its first step: imports, not the GPU.
 PARTS = (
-    Part("environment", 40, "python scripts/check_gpu/check_gpu_environment.py"),
+    Part(
+        "environment",
+        60,
+        "python -m torch.utils.collect_env; python -c 'import torch; torch.cuda.init(); import flash_attn, verl, vllm'",
+        dry_command="python -m torch.utils.collect_env",
+    ),
     Part(
         "kernels",
         140,

@@ -67,9 +67,6 @@ def check_format(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> FormatRepor
     >>> report = check_format("<think>Well <search>x</search>")
     >>> report.problem, report.position
     ('<search> inside <think>', 12)
-
-    Raises:
-        ValueError: a tool tag is no name, or is a tag of the protocol itself (think, result, answer).
     """
     tool_tags = check_tags(tool_tags)
     if not isinstance(text, str):
@@ -131,11 +128,7 @@ def _has_results(text: str, tag: str) -> bool:
 
 
 def check_tags(tool_tags: Iterable[str]) -> tuple[str, ...]:
-    """Return the tags of tools as a tuple; `tool_tags` may be a single tag.
-
-    Raises:
-        ValueError: a tag is no name, or is a tag of the protocol itself.
-    """
+    """Return the tags of tools as a tuple; raise ValueError for one that is no name or is the protocol's own."""
     tool_tags = (tool_tags,) if isinstance(tool_tags, str) else tuple(tool_tags)
     for tag in tool_tags:
         if not isinstance(tag, str) or not _TAG_NAME.fullmatch(tag) or tag in ("think", "result", "answer"):
