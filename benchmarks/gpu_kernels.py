@@ -30,18 +30,12 @@ HAPO = {"temperature_tau": 0.05, "median": -0.1, "std": 3.0, "scale_pos": 1.0, "
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Shapes of the inputs; the defaults are those of training Qwen2.5-7B.
+    """Shapes of the inputs; the defaults are those of training Qwen2.5-7B."""
 
-    Args:
-        tokens: tokens of the logits whose entropy is computed.
-        chunk: tokens that are computed at once where the computation is split.
-        decoded_rows: numbers of sequences that decode a token at the same time.
-    """
-
-    tokens: int = 16_384
+    tokens: int = 16_384  # whose logits' entropy is computed
     vocabulary: int = 152_064
-    chunk: int = 2_048
-    decoded_rows: tuple[int, ...] = (64, 256, 1024)
+    chunk: int = 2_048  # tokens that are computed at once where the computation is split
+    decoded_rows: tuple[int, ...] = (64, 256, 1024)  # numbers of sequences that decode a token at the same time
 
 
 SMALL = Sizes(tokens=64, vocabulary=1_000, chunk=16, decoded_rows=(4, 8))

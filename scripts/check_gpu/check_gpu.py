@@ -25,19 +25,13 @@ KILL_AFTER = 10  # seconds after a part's time limit in which its processes can 
 
 
 class Result(NamedTuple):
-    """The outcome of a part.
-
-    Args:
-        code: the part's exit code; None if it was not run.
-        memory: the most MiB that were in use on a GPU at one time; None if unknown.
-        message: the reason why the part failed or was not run.
-    """
+    """The outcome of a part."""
 
     part: Part
-    code: int | None
+    code: int | None  # exit code; None if it was not run
     seconds: float = 0.0
-    memory: int | None = None
-    message: str = ""
+    memory: int | None = None  # the most MiB that were in use on a GPU at one time; None if unknown
+    message: str = ""  # the reason why the part failed or was not run
 
     def __str__(self) -> str:
         if self.code is None or self.code:

@@ -86,27 +86,6 @@ def test_the_tiny_model_suits_flash_attention_and_flashinfer(dry_run):
     assert config["hidden_size"] // config["num_attention_heads"] in (64, 128, 256)
 
 
-def tried(parts, runners, features) -> set[tuple[str, str]]:
-    """The pairs of a model runner and a feature that some part's command asks for."""
-    return {
-        (runner, feature)
-        for part in parts
-        for runner, model in runners.items()
-        for feature, text in features.items()
-        if {model, text} <= set(part.command.split())
-    }
-
-
-def test_both_model_runners_are_tried_with_every_feature(parts):
-    from check_gpu_parts import FEATURES, RUNNERS
-
-    features = ("temperature", "seeds", "LoRA", "score", "update=tree")
-    table = {(runner, feature) for runner in ("V1", "V2") for feature in features}
-    assert tried(parts, RUNNERS, FEATURES) == table
-    for name in ("runner_v1", "runner_v2"):
-        assert tried([part for part in parts if part.name != name], RUNNERS, FEATURES) < table
-
-
 @pytest.mark.parametrize(("part", "model"), [("runner_v1", "model"), ("runner_v2", "qwen3")])
 def test_the_parts_of_model_runners_have_what_they_try(dry_run, part, model):
     folder, log = dry_run[0], (dry_run[0] / f"{part}.log").read_text()

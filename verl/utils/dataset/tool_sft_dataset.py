@@ -66,16 +66,13 @@ class DemonstrationEncoder:
         mask = [0] * len(ids)
         for message in response:
             by_model = message["role"] == "assistant"
-            part = self._model_ids(message["content"]) if by_model else self._result_ids(message["content"])
+            if by_model:
+                part = self.tokenizer.encode(message["content"], add_special_tokens=False)
+            else:
+                part = self.protocol.result_ids(message["content"], sys.maxsize // MOST_CHARACTERS_A_TOKEN)
             ids += part
             mask += [int(by_model)] * len(part)
         return [*ids, self.tokenizer.eos_token_id], [*mask, 1]
-
-    def _model_ids(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def _result_ids(self, text: str) -> list[int]:
-        return self.protocol.result_ids(text, max_tokens=sys.maxsize // MOST_CHARACTERS_A_TOKEN)
 
 
 def split_messages(messages: list[dict]) -> tuple[list[dict], list[dict]]:

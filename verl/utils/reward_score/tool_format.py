@@ -28,21 +28,13 @@ def last_tagged(text: str) -> str | None:
 
 
 class FormatReport(NamedTuple):
-    """The parts of a response, and the first rule that it breaks.
+    """The parts of a response, and the first rule that it breaks."""
 
-    Attributes:
-        problem: the broken rule, such as "<search> inside <think>"; None for a well-formed response.
-        position: index of the character where the problem is; None for a well-formed response.
-        answer: content of the last closed answer outside results, even in a malformed response; None if there is none.
-        boxed: content of the last closed \\boxed in `answer` with balanced braces; None if there is none.
-        calls: the tags of the calls with results before the problem.
-    """
-
-    problem: str | None
-    position: int | None
-    answer: str | None
-    boxed: str | None
-    calls: list[str]
+    problem: str | None  # the broken rule, such as "<search> inside <think>"; None for a well-formed response
+    position: int | None  # index of the character where the problem is
+    answer: str | None  # content of the last closed answer outside results, even in a malformed response
+    boxed: str | None  # content of the last closed \boxed in `answer` with balanced braces
+    calls: list[str]  # the tags of the calls with results before the problem
 
     @property
     def well_formed(self) -> bool:
