@@ -6,7 +6,7 @@
 Needs torch and transformers only. The model is a Qwen2 with random weights. The trajectories of a group have equal
 lengths and fork off each other at random, so that the rows have `sharing` times as many tokens as their tree. Rows are
 computed as upstream does: on CPU as a padded batch with `sdpa`, on a GPU packed, with the tree's varlen kernel. Both
-sides alternate in the same run. Writes benchmarks/results/prefix_tree_<device>.md and .png.
+sides alternate in the same run. Prints a page in Markdown and writes no file.
 """
 
 import multiprocessing
@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.gpu_kernels import timed
-from benchmarks.report import RESULTS, in_turns, parser_of, with_range, write_report
+from benchmarks.report import in_turns, parser_of, report_text, with_range
 from verl.workers.engine.prefix_tree.attention import NAME
 from verl.workers.engine.prefix_tree.log_probs import TrieBatch
 from verl.workers.rollout.contexts import sequences_of_row
@@ -128,15 +128,7 @@ def compare(model: Qwen2ForCausalLM, group: Group, runs: int) -> dict[str, dict[
     return times
 
 
-def peak_text(*arguments) -> str:
-    """Return `peak_mib` as text, or `out of memory`."""
-    try:
-        return f"{peak_mib(*arguments):,.0f}"
-    except torch.OutOfMemoryError:
-        return "out of memory"
-
-
-def peak_mib(name: str, config: Qwen2Config, group: Group, checkpointing: bool, device: str) -> float:
+def peak_text(name: str, config: Qwen2Config, group: Group, checkpointing: bool, device: str) -> str:
     """Return the MiB by which an update's peak memory exceeds the model and its gradients; `name` is the `Side`.
 
     It measures this process, which should be a fresh one: on a CPU, memory freed earlier would hide a part of the peak.
@@ -149,11 +141,11 @@ def peak_mib(name: str, config: Qwen2Config, group: Group, checkpointing: bool, 
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before = _peak_kib()
         side.update()
-        return (_peak_kib() - before) / 2**10
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    side.update()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
+        return f"{(_peak_kib() - before) / 2**10:,.0f}"
+    try:
+        return f"{timed(side.update, model.device)[1]:,.0f}"
+    except torch.OutOfMemoryError:
+        return "out of memory"
 
 
 def _peak_kib() -> int:
@@ -162,70 +154,36 @@ def _peak_kib() -> int:
     return int(line.split()[1])
 
 
-def draw(speed_ups: dict[str, dict[float, float]], path) -> None:
-    """Draw a line for each label of `speed_ups`, which maps label -> sharing -> time of the rows / time of the tree."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter
-
-    figure = Figure(figsize=(6, 4.5))
-    axes = figure.add_subplot()
-    for label, ratios in speed_ups.items():
-        axes.plot(list(ratios), list(ratios.values()), marker="o", label=label)
-    sharing = sorted({value for ratios in speed_ups.values() for value in ratios})
-    axes.plot(sharing, sharing, color="gray", linestyle=":", label="as many times as tokens are saved")
-    axes.set(xlabel="tokens of rows / tokens of the tree", ylabel="time of rows / time of the tree")
-    axes.set(xscale="log", yscale="log", xticks=sharing, yticks=sharing)
-    axes.set(xticklabels=[f"{value:g}" for value in sharing], yticklabels=[f"{value:g}" for value in sharing])
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_minor_formatter(NullFormatter())
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
-def print_speeds(args, models: dict[str, Qwen2Config]) -> None:
-    """Print a table of the ratios of rows' to the tree's time, and write nothing."""
-    print("| model | rows x tokens | sharing | log-probs: rows / tree | update: rows / tree |\n" + "| --- " * 5 + "|")
-    rows, length = GROUPS[args.device][0].rows, max(group.length for group in GROUPS[args.device])
-    for name, config in models.items():
-        model = make_model(config, args.device)
-        for sharing in args.sharing:
-            try:
-                times = compare(model, Group(rows, length, sharing), args.runs).values()
-                ratios = [f"{statistics.median(s['rows']) / statistics.median(s['tree']):.2f}" for s in times]
-            except torch.OutOfMemoryError:
-                ratios = ["out of memory"] * 2
-                model.zero_grad()
-            print(f"| {name} | {rows} x {length} | {sharing:g} | " + " | ".join(ratios) + " |", flush=True)
+def ratio_of(times: dict[str, list[float]]) -> float:
+    """Return the median time of rows divided by that of the tree."""
+    return statistics.median(times["rows"]) / statistics.median(times["tree"])
 
 
 def main() -> None:
     parser = parser_of(__doc__, device="cpu", runs=5, only="")
     parser.add_argument("--sharing", type=float, nargs="+", help="these, of the longest groups, without peak memory")
     args = parser.parse_args()
-    models = {name: config for name, config in MODELS[args.device].items() if name.startswith(args.only)}
+    groups, fresh_process, table = GROUPS[args.device], multiprocessing.get_context("spawn"), []
+    longest = max(group.length for group in groups)
     if args.sharing:
-        print_speeds(args, models)
-        return
-    longest = max(group.length for group in GROUPS[args.device])
-    table, speed_ups, fresh_process = [], {}, multiprocessing.get_context("spawn")
-    for model_name, config in models.items():
+        groups = [Group(groups[0].rows, longest, sharing) for sharing in args.sharing]
+    measured = [g for g in groups if not args.sharing and g.length == longest and g.sharing in MEMORY_SHARING]
+    for model_name, config in MODELS[args.device].items():
+        if not model_name.startswith(args.only):
+            continue
         model = make_model(config, args.device)
-        for group in GROUPS[args.device]:
+        for group in groups:
             cells = [model_name, f"{group.rows} x {group.length}", f"{group.sharing:g}"]
             try:
-                compared = compare(model, group, args.runs)
+                for times in compare(model, group, args.runs).values():
+                    cells += [with_range(times[name], ".3f") for name in ("rows", "tree")]
+                    cells.append(f"{ratio_of(times):.2f}")
             except torch.OutOfMemoryError:
-                table.append([*cells, *["out of memory"] * 6, "", ""])
-                continue
-            for what, times in compared.items():
-                ratio = statistics.median(times["rows"]) / statistics.median(times["tree"])
-                cells += [with_range(times["rows"], ".3f"), with_range(times["tree"], ".3f"), f"{ratio:.2f}"]
-                label = f"{what.replace('_', ' ')}, {model_name}, {group.length} tokens"
-                speed_ups.setdefault(label, {})[group.sharing] = ratio
+                model.zero_grad()
+                cells += ["out of memory"] * (9 - len(cells))
             for checkpointing in (False, True):
                 peaks = []
-                for name in ("rows", "tree") if group.length == longest and group.sharing in MEMORY_SHARING else ():
+                for name in ("rows", "tree") if group in measured else ():
                     with fresh_process.Pool(1) as pool:
                         peaks.append(pool.apply(peak_text, (name, config, group, checkpointing, args.device)))
                 cells.append(" / ".join(peaks))
@@ -235,15 +193,12 @@ def main() -> None:
     what = (
         f"Seconds, median of {args.runs} runs (least to most); ratios are those of the medians. Peak memory of the "
         "update above the model's and its gradients', in MiB, rows / tree, each in a process of its own. "
-        f"{'float32' if args.device == 'cpu' else 'bfloat16'}, vocabulary {config.vocab_size:,}. See "
-        f"prefix_tree_{args.device}.png."
+        f"{'float32' if args.device == 'cpu' else 'bfloat16'}, vocabulary {config.vocab_size:,}."
     )
     header = ["model", "rows x tokens", "sharing"]
     for name in ("log-probs", "update"):
         header += [f"{name}: rows", "tree", "ratio"]
-    header += ["MiB", "MiB with checkpointing"]
-    draw(speed_ups, RESULTS / f"prefix_tree_{args.device}.png")
-    write_report(f"prefix_tree_{args.device}", what, header, table)
+    print(report_text(f"prefix_tree_{args.device}", what, [*header, "MiB", "MiB with checkpointing"], table))
 
 
 if __name__ == "__main__":

@@ -53,9 +53,6 @@ def export(run: Path, step: int | None, folder: Path, adapter: bool = False) -> 
     Args:
         step: step of the checkpoint; None: the last complete one.
         adapter: write the factors of LoRA instead of the model.
-
-    Raises:
-        OSError, ValueError: the checkpoint or its shards are incomplete, or `folder` exists.
     """
     if folder.exists():
         raise FileExistsError(f"{folder} exists: choose another folder, or remove it")

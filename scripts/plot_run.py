@@ -22,11 +22,7 @@ def default_labels(runs: list[Path]) -> list[str]:
 
 
 def run_labels(runs: list[Path], names: str | None) -> list[str]:
-    """Return a distinct label for each run: the comma-separated names, or by default those of `default_labels`.
-
-    Raises:
-        ValueError: there are more or fewer names than runs, or two runs have the same label.
-    """
+    """Return a distinct label for each run: the comma-separated names, or by default those of `default_labels`."""
     labels = [label.strip() for label in names.split(",")] if names else default_labels(runs)
     if len(labels) != len(runs):
         raise ValueError(f"--labels has {len(labels)} labels ({names}) for {len(runs)} runs")

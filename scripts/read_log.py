@@ -42,12 +42,7 @@ class Cell(NamedTuple):
 
 
 def read_log(path: Path) -> list[Cell]:
-    """Return all results of a log: a run folder or its train.log, a `.jsonl` file, or else an evaluation log.
-
-    Raises:
-        FileNotFoundError, ValueError: there is no such log, a line is damaged, or the log has no results; the message
-            names the file.
-    """
+    """Return all results of a log: a run folder or its train.log, a `.jsonl` file, or else an evaluation log."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such log")
     if path.name == "train.log":  # The run's metrics lie beside its printed log.

@@ -35,10 +35,10 @@ from starlette.requests import ClientDisconnect
 
 from verl.workers.rollout.tools.search.bm25_index import Bm25Index, open_index
 
-MOST_BODY_BYTES = 4_000_000
-MOST_QUERIES, MOST_QUERY_CHARACTERS, MOST_TOPK = 1024, 4096, 100
-MOST_RESULTS = 10_000
-MOST_CONNECTIONS = 2048
+MAX_BODY_BYTES = 4_000_000
+MAX_QUERIES, MAX_QUERY_CHARS, MAX_TOPK = 1024, 4096, 100
+MAX_RESULTS = 10_000
+MAX_CONNECTIONS = 2048
 TRIAL = "what was the first city of the world"
 
 
@@ -47,8 +47,8 @@ class Retrieve(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    queries: Annotated[list[Annotated[str, Field(max_length=MOST_QUERY_CHARACTERS)]], Field(max_length=MOST_QUERIES)]
-    topk: Annotated[int, Field(ge=1, le=MOST_TOPK)] | None = None
+    queries: Annotated[list[Annotated[str, Field(max_length=MAX_QUERY_CHARS)]], Field(max_length=MAX_QUERIES)]
+    topk: Annotated[int, Field(ge=1, le=MAX_TOPK)] | None = None
     return_scores: bool = False
 
 
@@ -75,11 +75,7 @@ class SearchProcesses:
         self.pool = ProcessPoolExecutor(self.number, get_context("fork"), _begin, (self.index,))
 
     async def search_all(self, request: Request, queries: list[str], *options) -> list[bytes]:
-        """Return what `search` returns for each query of a request; the options are those of `search`.
-
-        Raises:
-            HTTPException: the queries would wait too long, the client has gone, or a process died.
-        """
+        """Return what `search` returns for each query of a request; the options are those of `search`."""
         if self.waiting * self.seconds > self.number * self.longest_wait:
             raise HTTPException(503, "too many queries wait")
         self.waiting += len(queries)
@@ -144,8 +140,8 @@ def make_app(processes: SearchProcesses, default_topk: int = 3) -> FastAPI:
             detail = error.errors(include_url=False, include_context=False, include_input=False)[:3]
             raise HTTPException(422, detail) from error
         topk = body.topk or default_topk
-        if len(body.queries) * topk > MOST_RESULTS:
-            raise HTTPException(422, f"queries times topk must be at most {MOST_RESULTS}")
+        if len(body.queries) * topk > MAX_RESULTS:
+            raise HTTPException(422, f"queries times topk must be at most {MAX_RESULTS}")
         lists = await processes.search_all(request, body.queries, topk, body.return_scores)
         return Response(b'{"result": [' + b", ".join(lists) + b"]}", media_type="application/json")
 
@@ -157,8 +153,8 @@ async def bounded_body(request: Request) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MOST_BODY_BYTES:
-            raise HTTPException(413, f"the body has more than {MOST_BODY_BYTES} bytes")
+        if len(body) > MAX_BODY_BYTES:
+            raise HTTPException(413, f"the body has more than {MAX_BODY_BYTES} bytes")
     return bytes(body)
 
 
@@ -195,7 +191,7 @@ def main(arguments: list[str] | None = None) -> None:
         port=options.port,
         log_level="error",
         access_log=False,
-        limit_concurrency=MOST_CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=5,
     )
     Server(config).run()

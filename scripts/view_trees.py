@@ -29,11 +29,7 @@ UNKNOWN_COST = 65_535
 
 
 def tree_files(run: Path, steps: Iterable[int] | None = None) -> dict[int, Path]:
-    """Return the file of trees of each step, in order of steps; all steps by default.
-
-    Raises:
-        FileNotFoundError: the run does not exist, or it has no trees, or none for a step in `steps`.
-    """
+    """Return the file of trees of each step, in order of steps; all steps by default."""
     if not run.is_dir():
         raise FileNotFoundError(f"{run}: no such run folder")
     folder = run / "trees"
@@ -50,11 +46,7 @@ def tree_files(run: Path, steps: Iterable[int] | None = None) -> dict[int, Path]
 
 
 def read_trees(path: Path) -> Iterator[dict]:
-    """Yield the trees of a file, each in the page's form (see `compact`).
-
-    Raises:
-        ValueError: a line is not a tree, such as one that a full disk has cut; the message gives the file and the line.
-    """
+    """Yield the trees of a file, each in the page's form (see `compact`)."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -156,11 +148,7 @@ def content_policy(template: str) -> str:
 
 
 def write_page(title: str, files: dict[int, Path], output: Path) -> int:
-    """Write the page tree by tree, so that memory holds a single tree. Return the page's size in bytes.
-
-    Raises:
-        ValueError: a line is damaged, or the files hold no trees.
-    """
+    """Write the page tree by tree, so that memory holds a single tree. Return the page's size in bytes."""
     template = TEMPLATE.read_text(encoding="utf-8")
     before, after = template.replace("{{policy}}", content_policy(template)).split("{{data}}")
     steps, metrics = [], set()

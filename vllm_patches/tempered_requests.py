@@ -27,9 +27,6 @@ def read_settings(sampling_params) -> tuple[float, ...] | None:
 
     The result is None if the request has not opted in, and if the settings would change nothing, as temperature_tau or
     the temperature is 0.
-
-    Raises:
-        ValueError: a setting is missing, unknown, or out of range.
     """
     settings = (sampling_params.extra_args or {}).get(KEY)
     if settings is None:

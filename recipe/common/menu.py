@@ -86,11 +86,7 @@ def _in_words(chosen: dict[str, str]) -> str:
 
 
 def about_choice(part: str, choice: str) -> str:
-    """Return the config values that a choice sets, and the documentation of its keys.
-
-    Raises:
-        ValueError: there is no such part or choice.
-    """
+    """Return the config values that a choice sets, and the documentation of its keys."""
     if part not in PARTS:
         raise ValueError(f"{part}: expected one of {', '.join(PARTS)}")
     if (file := choice_files(part).get(choice)) is not None:

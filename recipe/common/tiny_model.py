@@ -27,9 +27,6 @@ class TinyModelConfig:
     Attributes:
         max_length: largest number of tokens of prompt and response together.
         extra_words: words that are one token each, in addition to `WORDS`.
-
-    Raises:
-        ValueError: a size is not positive, num_heads does not divide hidden_size, or num_kv_heads not num_heads.
     """
 
     hidden_size: int = 96
@@ -102,11 +99,7 @@ def make_model(config: TinyModelConfig, tokenizer):
 
 
 def write_tiny_model(output_dir: str | Path, config: TinyModelConfig | None = None) -> Path:
-    """Write model and tokenizer to a Hugging Face folder that is never incomplete; return the folder.
-
-    Raises:
-        FileExistsError: the folder holds something other than a model, which would be removed.
-    """
+    """Write model and tokenizer to a Hugging Face folder that is never incomplete; return the folder."""
     config = config or TinyModelConfig()
     output_dir = Path(output_dir)
     there = list(output_dir.glob("*"))

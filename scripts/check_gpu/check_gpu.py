@@ -22,23 +22,16 @@ from launch import adopt_orphans, end_descendants  # noqa: E402
 
 FOLDER = ROOT / "outputs/check_gpu"
 KILL_AFTER = 10  # seconds after a part's time limit in which its processes can end
-NO_GPU = 3  # exit code of the part `environment` if there is no GPU
 
 
 class Result(NamedTuple):
-    """The outcome of a part.
-
-    Args:
-        code: the part's exit code; None if it was not run.
-        memory: the most MiB that were in use on a GPU at one time; None if unknown.
-        message: the reason why the part failed or was not run.
-    """
+    """The outcome of a part."""
 
     part: Part
-    code: int | None
+    code: int | None  # exit code; None if it was not run
     seconds: float = 0.0
-    memory: int | None = None
-    message: str = ""
+    memory: int | None = None  # the most MiB that were in use on a GPU at one time; None if unknown
+    message: str = ""  # the reason why the part failed or was not run
 
     def __str__(self) -> str:
         if self.code is None or self.code:
@@ -92,21 +85,23 @@ def run_part(part: Part, folder: Path, dry_run: bool) -> Result:
 
 
 def check(parts: Iterable[Part], folder: Path, dry_run: bool) -> list[Result]:
-    """Run the parts in order; print and return their results. If part `environment` finds no GPU, no later one runs.
+    """Run the parts in order; print and return their results. If the part `environment` fails, no later one runs.
+
     Without `dry_run`, parts for more GPUs than there are do not run.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    results, no_gpu, gpus = [], False, len(visible.split(",") if visible else gpu_memory())
+    results, failed, gpus = [], False, len(visible.split(",") if visible else gpu_memory())
     for part in parts:
-        if no_gpu or (part.gpus > max(gpus, 1) and not dry_run):
-            results.append(Result(part, None, message="there is no GPU" if no_gpu else f"it needs {part.gpus} GPUs"))
+        if failed or (part.gpus > max(gpus, 1) and not dry_run):
+            message = "the part environment failed" if failed else f"it needs {part.gpus} GPUs"
+            results.append(Result(part, None, message=message))
             continue
         print(f"{part.name} ({part.seconds} s, at most {2 * part.seconds}) ...", flush=True)
         results.append(result := run_part(part, folder, dry_run))
         print(f"    {result} after {result.seconds:.0f} s {result.message}", flush=True)
         if part.name == "environment":
             print((folder / "environment.log").read_text(), flush=True)
-            no_gpu = result.code == NO_GPU
+            failed = bool(result.code)
     return results
 
 

@@ -27,20 +27,13 @@ LATR = (
     "actor_rollout_ref.rollout.kt.prob_filter_rel_thres=0.8"
 )
 TOOLS = "actor_rollout_ref.rollout.tools.tool_instances.search.params.corpus=$DATA_DIR/corpus.jsonl"
-# What vLLM's two model runners do in different code, tried together. vLLM 0.24 takes V1 for Qwen2, the base model,
-# and V2 for Qwen3.
-FEATURES = {
-    "temperature": "sampler=tempered",
-    "seeds": "+actor_rollout_ref.rollout.custom.request_seeds=true",
-    "LoRA": "LORA_RANK=8",
-    "score": "credit=igpo",
-    "update=tree": "update=tree",
-}
-RUNNERS = {"V1": "MODEL_PATH=$BASE_MODEL", "V2": "MODEL_PATH=$QWEN3"}
 AGENT = f"MAX_PROMPT_LENGTH=128 MAX_RESPONSE_LENGTH=256 bash recipe/common/run_math.sh task=search_task {STEPS} {TOOLS}"
 ARPO = f"CONFIG_DIR=recipe/arpo/config METHOD=arpo {AGENT}"
-RUNNER = "LORA_RANK=8 {} " + " ".join([ARPO, *(text for text in FEATURES.values() if text != "LORA_RANK=8")])
-TWO_GPUS = "N_GPUS_PER_NODE=2 TENSOR_PARALLEL=2 {} {} " + f"{ARPO} trainer.n_gpus_per_node=2"
+# What vLLM's two model runners do in different code, tried together: temperature, seeds, LoRA, scores of answers. vLLM
+# 0.24 takes V1 for Qwen2, the base model, and V2 for Qwen3.
+V1, V2 = "MODEL_PATH=$BASE_MODEL", "MODEL_PATH=$QWEN3"
+FEATURES = "sampler=tempered +actor_rollout_ref.rollout.custom.request_seeds=true credit=igpo update=tree"
+TWO_GPUS, ON_TWO = "N_GPUS_PER_NODE=2 TENSOR_PARALLEL=2", f"{ARPO} trainer.n_gpus_per_node=2"
 SFT = "data.train_batch_size=32 $SFT_SETTINGS"
 
 
@@ -64,7 +57,12 @@ class Part(NamedTuple):
 # The seconds add up to less than the hour that scripts/check_gpu/check_gpu.sh promises. With 16 cores and an H100 the
 # part `latr`, beside two others, took 220 seconds from its start to the end of its first step: imports, not the GPU.
 PARTS = (
-    Part("environment", 40, "python scripts/check_gpu/check_gpu_environment.py"),
+    Part(
+        "environment",
+        60,
+        "python -m torch.utils.collect_env; python -c 'import torch; torch.cuda.init(); import flash_attn, verl, vllm'",
+        dry_command="python -m torch.utils.collect_env",
+    ),
     Part(
         "kernels",
         140,
@@ -90,10 +88,11 @@ PARTS = (
     ),
     Part("arpo", 240, ARPO, task="search_task"),
     Part("aepo", 240, f"CONFIG_DIR=recipe/arpo/config METHOD=aepo {AGENT}", task="search_task"),
-    *(Part(f"runner_{name.lower()}", 240, RUNNER.format(model), "search_task") for name, model in RUNNERS.items()),
+    Part("runner_v1", 240, f"LORA_RANK=8 {V1} {ARPO} {FEATURES}", task="search_task"),
+    Part("runner_v2", 240, f"LORA_RANK=8 {V2} {ARPO} {FEATURES}", task="search_task"),
     # shards and Ulysses; then shards and the prefix tree
-    Part("two_gpus_v1", 240, TWO_GPUS.format(RUNNERS["V1"], "SEQUENCE_PARALLEL=2"), "search_task", gpus=2),
-    Part("two_gpus_v2", 240, TWO_GPUS.format(RUNNERS["V2"], "") + " update=tree", "search_task", gpus=2),
+    Part("two_gpus_v1", 240, f"{TWO_GPUS} {V1} SEQUENCE_PARALLEL=2 {ON_TWO}", task="search_task", gpus=2),
+    Part("two_gpus_v2", 240, f"{TWO_GPUS} {V2} {ON_TWO} update=tree", task="search_task", gpus=2),
     Part(
         "evaluation",
         180,

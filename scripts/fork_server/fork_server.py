@@ -37,7 +37,7 @@ import types
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 PR_SET_PDEATHSIG = 1
 CLIENT = Path(__file__).resolve().parent / "forked/python"
@@ -102,11 +102,11 @@ def start(
     return {SOCKET: str(folder / "socket"), PYTHON: python}, lifeline
 
 
-class Served:
+class Served(NamedTuple):
     """A client and its fork. The fork is killed when the client ends."""
 
-    def __init__(self, connection: socket.socket, child: int):
-        self.connection, self.child = connection, child
+    connection: socket.socket
+    child: int
 
     @property
     def waits(self) -> bool:

@@ -47,4 +47,4 @@ def test_verl_may_be_installed_without_this_project(tmp_path):
         ["bash", "scripts/check_gpu/check_gpu_bare.sh"], capture_output=True, text=True, cwd=ROOT, env=environment
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("usage: ") == 5 and "failed parts: none" in done.stdout
+    assert done.stdout.count("usage: ") == 4 and "failed parts: none" in done.stdout

@@ -111,7 +111,7 @@ def test_the_adapter_alone_with_its_card(script, run, tmp_path):
     assert "| LoRA | r 4, lora_alpha 6, use_rslora False; alone, without the base model |" in card.content
 
 
-def test_what_cannot_be_exported_is_refused(script, run, tmp_path):
+def test_an_export_without_a_checkpoint_or_a_new_folder_is_refused(script, run, tmp_path):
     (tmp_path / "there").mkdir()
     for arguments, message in (
         ((run, 30, tmp_path / "new"), r"error: .*/run has no complete checkpoint of step 30; it has \[10, 20\]"),

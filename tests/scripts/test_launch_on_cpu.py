@@ -162,24 +162,6 @@ def test_the_last_line_says_what_the_same_command_would_do(tmp_path, code, last)
     assert errors.splitlines()[-1] == last
 
 
-def test_no_shared_memory_is_left_by_a_run_that_does_not_hear_sigterm(tmp_path):
-    code = """
-import signal, time
-from multiprocessing.shared_memory import SharedMemory
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-memory = SharedMemory(create=True, size=4096)
-open({file!r}, "w").write(memory.name)
-time.sleep(120)
-"""
-    launcher = launch(tmp_path, code.format(file=str(tmp_path / "name")))
-    wait_for(tmp_path / "name")
-    memory = Path("/dev/shm", (tmp_path / "name").read_text())
-    assert memory.exists()
-    launcher.terminate()
-    launcher.communicate(timeout=30)
-    assert launcher.returncode != 0 and not memory.exists()
-
-
 def test_progress_shows_reward_and_rate_and_ends_with_the_place(tmp_path):
     step = {"perf/throughput": 1234.5, "actor/skipped_updates": 2}
     metrics = [{"step": n, "data": step | {"critic/score/mean": 0.25 * n}} for n in (1, 2)]
@@ -190,12 +172,6 @@ def test_progress_shows_reward_and_rate_and_ends_with_the_place(tmp_path):
     assert "reward=0.500" in errors and "tok/s=1234" in errors and "val acc=0.625" in errors
     assert "skipped updates=4" in errors
     assert str(tmp_path) in out and (tmp_path / "curves.png").stat().st_size > 10_000
-
-
-def test_metrics_of_an_earlier_attempt_are_kept(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step":1,"data":{"critic/score/mean":0.5}}\n')
-    launch(tmp_path, "pass").communicate(timeout=60)
-    assert (tmp_path / "metrics.001.jsonl").read_text().startswith('{"step":1')
 
 
 def test_a_killed_driver_is_named_and_errors_of_an_earlier_attempt_are_not_repeated(tmp_path):

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -16,7 +15,6 @@ import psutil
 import pytest
 
 from tests.scripts.loading import load_script
-from verl.workers.rollout.tools.search.bm25_index import open_index
 from verl.workers.rollout.tools.search.tool import LocalSearchTool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,20 +107,6 @@ def test_clients_that_hang_up_do_no_harm(url):
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(data)
     assert httpx.get(url + "/health").status_code == 200
-
-
-def test_many_clients_get_what_one_gets(url, corpus):
-    index = open_index(corpus)
-    words = ["otter", "heron", "fish", "tie", "swims", "otter fish", "eats otter", "zebra"]
-    expected = {word: [(document.id, score) for document, score in index.search(word, 3)] for word in words}
-    with httpx.Client() as client, ThreadPoolExecutor(16) as pool:
-        asked = words * 25
-        replies = pool.map(
-            lambda w: client.post(url + "/retrieve", json={"queries": [w], "return_scores": True}), asked
-        )
-        for word, reply in zip(asked, replies, strict=True):
-            (results,) = reply.json()["result"]
-            assert [(result["document"]["id"], result["score"]) for result in results] == expected[word]
 
 
 @pytest.mark.parametrize("path", ["", "/", "/retrieve"])

@@ -1,7 +1,6 @@
 """A file or folder is seen complete or not at all, and nothing unfinished stays beside it."""
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -56,22 +55,3 @@ def test_a_new_folder_has_the_mode_of_any_other(tmp_path):
     with new_folder(tmp_path / "folder"):
         pass
     assert os.stat(tmp_path / "folder").st_mode == os.stat(tmp_path / "usual").st_mode
-
-
-def test_a_reader_never_sees_a_part(tmp_path):
-    path, texts = tmp_path / "file.txt", ["a" * 100_000, "b" * 100_000]
-    path.write_text(texts[0])
-    seen, done = set(), threading.Event()
-
-    def read() -> None:
-        while not done.is_set():
-            seen.add(path.read_text())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for i in range(200):
-        with replacing(path) as unfinished:
-            unfinished.write_text(texts[i % 2])
-    done.set()
-    reader.join()
-    assert seen <= set(texts)

@@ -275,7 +275,7 @@ def test_a_name_is_registered_once():
         register_loss("hapo", "once more")(lambda: None)
 
 
-def test_what_the_registry_says_of_a_run():
+def test_lookups_of_the_registry():
     assert loss_of_switch()["adaptive_clip"] == "hapo"
     assert loss_of_switch()["enable_entropy_balanced_clipping"] == "aepo"
     assert registry.tree_of_rollout_name() == {"kt": "latr", "hato": "hato", "over_generation": "over_generation"}

@@ -63,5 +63,5 @@ def test_a_task_extends_another_and_changes_keys_of_trees():
     assert lengths == [8, 20], "the task's, and the tree's own"
 
 
-def test_what_scripts_and_studies_read_of_a_task():
+def test_small_tasks():
     assert {name for name, task in parts("task").items() if task.is_small} == {"countdown", "textworld", "walk"}

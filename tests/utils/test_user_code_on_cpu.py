@@ -36,6 +36,6 @@ def test_numbers(value):
 @pytest.mark.parametrize(
     "value", [None, "1.0", b"1", [1.0], float("nan"), float("inf"), np.float32("nan"), torch.tensor([1.0]), 1j, {}]
 )
-def test_what_is_no_finite_number_is_named(value):
+def test_other_values_are_named(value):
     with pytest.raises(ValueError, match="the reward is .*, expected a finite number"):
         finite_number(value, "the reward")

@@ -11,8 +11,7 @@ LOCK = ".lock"
 def hold_folder(folder: Path) -> int:
     """Create a folder if it is missing, and lock it while the returned descriptor is open, here or in a child.
 
-    Raises:
-        ValueError: another run holds the lock; the message names its process and host.
+    A ValueError names the process and host of another run that holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)

@@ -56,33 +56,24 @@ class Compares(Enum):
 
     @property
     def by_group(self) -> bool:
-        """Return whether it is GROUP or GROUP_THEN_MORE: trajectories of a prompt are compared with each other."""
+        """Return whether trajectories of a prompt are compared with each other."""
         return self is not Compares.NODES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A registered choice, such as `plain` for the tree.
+    """A registered choice, such as `plain` for the tree."""
 
-    Args:
-        name: the choice, as in `tree=plain`.
-        about: a sentence for the menu.
-        requires: further requirements of a run, for the menu.
-        warning: a caveat for users who compare its runs with others; shown before each run.
-        values: config values that the choice sets: key from the config's root, with dots -> value.
-        smallest: config values, in addition to `values`, with which a test takes a small step.
-        alias: whether the menu, the diagnosis and tests leave it out: it is another name of an older choice, or
-            upstream's own.
-        checks: function that checks a run's settled config beyond the keys, and raises a ValueError that names the key.
-    """
-
-    name: str
-    about: str
-    requires: str = ""
-    warning: str = ""
+    name: str  # the choice, as in `tree=plain`
+    about: str  # a sentence for the menu
+    requires: str = ""  # further requirements of a run, for the menu
+    warning: str = ""  # a caveat for users who compare its runs with others; shown before each run
+    # config values that the choice sets: key from the config's root, with dots -> value
     values: Mapping[str, Any] = field(default_factory=dict)
+    # config values, in addition to `values`, with which a test takes a small step
     smallest: Mapping[str, Any] = field(default_factory=dict)
-    alias: bool = False
+    alias: bool = False  # another name of an older choice, or upstream's own: not in the menu, the diagnosis and tests
+    # checks a run's settled config beyond the keys, and raises a ValueError that names the key
     checks: Callable[[DictConfig], None] | None = None
 
     def check(self, config: DictConfig) -> None:
@@ -97,48 +88,34 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Tree(Part):
-    """A way to grow a prompt's trajectories. A diagnosis (scripts/explore.sh) compares trees at a small `rollout.n`.
+    """A way to grow a prompt's trajectories. A diagnosis (scripts/explore.sh) compares trees at a small `rollout.n`."""
 
-    Args:
-        policy: the `BranchPolicy`.
-        keys: dataclass of its settings; None if it has none.
-        section: section of a config that holds the settings.
-        trajectories: number of trajectories that a policy with these keys grows; None if `rollout.n` is free.
-        formula: `trajectories` as a formula of the keys, for messages.
-        scaled_by: the key that a diagnosis sets to the largest value with which at most `n` trajectories are grown.
-        diagnosis: name of a key -> its value in a diagnosis, where it differs.
-        variant: config values in which a tree that extends an older one differs from it; else empty.
-        forks_at_results: whether it forks after a tool's result, so that a diagnosis without tools leaves it out.
-        reads_rewards: whether it reads rewards of trajectories while it grows.
-        reads_answers: function that returns the `key=value` of a run's config by which the tree reads the likelihood of
-            reference answers while it grows; empty if none does.
-        changes_temperature: function that returns whether the trainer changes the sampling temperature between steps.
-        learns: whether a trainer component learns a model that it needs.
-        rollout_names: values of `rollout.name` by which scripts of the paper's authors choose it.
-        rollout_modes: values of `rollout.mode` by which they choose it with tools.
-    """
-
-    policy: type
-    keys: type | None = None
-    section: str = ""
+    policy: type  # the `BranchPolicy`
+    keys: type | None = None  # dataclass of its settings
+    section: str = ""  # section of a config that holds the settings
+    # number of trajectories that a policy with these keys grows, if `rollout.n` is not free; as a formula for messages
     trajectories: Callable[[Any], int] | None = None
     formula: str = ""
+    # in a diagnosis: the key that is set to the largest value with which at most `n` trajectories are grown, and values
+    # of other keys that differ
     scaled_by: str = ""
     diagnosis: Mapping[str, Any] = field(default_factory=dict)
-    variant: Mapping[str, Any] = field(default_factory=dict)
-    forks_at_results: bool = False
-    reads_rewards: bool = False
+    variant: Mapping[str, Any] = field(default_factory=dict)  # values by which it differs from the tree that it extends
+    forks_at_results: bool = False  # forks after a tool's result, so that a diagnosis without tools leaves it out
+    reads_rewards: bool = False  # reads rewards of trajectories while it grows
+    # the `key=value` of a run's config by which it reads reference answers' likelihoods while it grows; empty if none
     reads_answers: Callable[[DictConfig], str] = lambda config: ""
+    # whether the trainer changes the sampling temperature between steps
     changes_temperature: Callable[[DictConfig], bool] = lambda config: False
-    learns: bool = False
+    learns: bool = False  # a trainer component learns a model that it needs
+    # values of `rollout.name`, and with tools of `rollout.mode`, by which scripts of the paper's authors choose it
     rollout_names: tuple[str, ...] = ()
     rollout_modes: tuple[str, ...] = ()
 
     def read(self, config: DictConfig) -> Any:
         """Return the checked settings from a run's config, an instance of `keys`; None for a tree without settings.
 
-        Raises:
-            ValueError: a key, type or range is wrong, or `rollout.n` is not what the policy grows; names the key.
+        A ValueError names a key with a wrong type or range, or a `rollout.n` that is not what the policy grows.
         """
         if self.keys is None:
             return None
@@ -172,53 +149,35 @@ class Tree(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler(Part):
-    """A way to draw tokens.
+    """A way to draw tokens."""
 
-    Args:
-        keys: dataclass of its settings, which stand in `rollout`; None if it has none.
-        is_on: function that returns whether a `rollout` section asks for it.
-        needs: fields that the trainer computes after each step to derive the next step's settings.
-    """
-
-    keys: type | None = None
-    is_on: Callable[[Any], bool] = lambda rollout: False
-    needs: tuple[TokenField, ...] = ()
+    keys: type | None = None  # dataclass of its settings, which stand in `rollout`
+    is_on: Callable[[Any], bool] = lambda rollout: False  # whether a `rollout` section asks for it
+    needs: tuple[TokenField, ...] = ()  # fields that the trainer computes to derive the next step's settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credit(Part):
-    """An advantage estimator.
+    """An advantage estimator."""
 
-    Args:
-        compares: the things that it compares a trajectory with; None if they are none of `Compares`.
-        keys: dataclass of its settings, which stand in `algorithm.<name>`; None if it has none. Its method
-            `check(config)`, if any, gets the whole config and may raise ValueError.
-        needs: token fields that it reads; such a credit needs this project's trainer, which sends them.
-        reward_fields: numbers of the reward function that it reads in addition to the rewards.
-        metrics: (rewards, mask, index, norm) -> metrics of a step; the arguments are the estimator's.
-    """
-
-    compares: Compares | None = None
+    compares: Compares | None = None  # the things that it compares a trajectory with; None: none of `Compares`
+    # dataclass of its settings, which stand in `algorithm.<name>`; see `check_keys`
     keys: type | None = None
-    needs: tuple[TokenField, ...] = ()
-    reward_fields: tuple[RewardField, ...] = ()
+    needs: tuple[TokenField, ...] = ()  # token fields that it reads, which only this project's trainer sends
+    reward_fields: tuple[RewardField, ...] = ()  # numbers of the reward function that it reads beside the rewards
+    # (rewards, mask, index, norm), which are the estimator's arguments -> metrics of a step
     metrics: Callable[..., dict[str, float]] | None = None
 
     def read(self, algorithm: Any) -> Any:
-        """Return the settings in a run's section `algorithm`, which may be None; None for a credit without settings.
-
-        Raises:
-            ValueError: a key, type or range is wrong; names the key.
-        """
+        """Return the settings in a run's section `algorithm`, which may be None; None for a credit without settings."""
         if self.keys is None:
             return None
         return read_keys(self.keys, (algorithm or {}).get(self.name), f"algorithm.{self.name}")
 
     def check(self, config: DictConfig) -> None:
         """See `Part.check`. The run's trainer must also send the fields that the credit needs."""
-        keys, mode = self.read(config.algorithm), config.trainer.v1.trainer_mode
-        if hasattr(keys, "check"):
-            keys.check(config)
+        check_keys(self.read(config.algorithm), config)
+        mode = config.trainer.v1.trainer_mode
         needs = [need.name for need in (*self.needs, *self.reward_fields)]
         if needs and mode not in EXPLORE_TRAINERS:
             raise ValueError(
@@ -236,24 +195,16 @@ class Credit(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Loss(Part):
-    """A policy loss.
+    """A policy loss."""
 
-    Args:
-        keys: dataclass of its settings, which stand in `actor`; None if it has none. Its method `check(config)`, if
-            any, gets the whole config and may raise ValueError.
-        switches: boolean key that no other loss has -> the token field that the loss reads if the key is true; None if
-            the key needs no field.
-        needs: token fields that it always reads.
-        proportional: whether a token's loss and gradient grow with the size of its advantage. They are 0 where it is 0,
-            so that rows without an advantage need no computation.
-        wraps: key of `actor` that names the loss that this one calls; empty if it calls none.
-    """
-
-    keys: type | None = None
+    keys: type | None = None  # dataclass of its settings, which stand in `actor`; see `check_keys`
+    # boolean key that no other loss has -> the token field that the loss reads if the key is true; None if none
     switches: Mapping[str, TokenField | None] = field(default_factory=dict)
-    needs: tuple[TokenField, ...] = ()
+    needs: tuple[TokenField, ...] = ()  # token fields that it always reads
+    # whether a token's loss and gradient grow with the size of its advantage: 0 where it is 0, so that rows without an
+    # advantage need no computation
     proportional: bool = False
-    wraps: str = ""
+    wraps: str = ""  # key of `actor` that names the loss that this one calls
 
     def fields(self, actor) -> tuple[TokenField, ...]:
         """Return the token fields that the loss, and one that it calls, read under this `actor` section."""
@@ -264,9 +215,7 @@ class Loss(Part):
     def check(self, config: DictConfig) -> None:
         """See `Part.check`. The keys of all losses stand in the same section, so that every run checks all of them."""
         if self.keys is not None:
-            keys: Any = read_keys(self.keys, _own(config.actor_rollout_ref.actor, self.keys), ACTOR)
-            if hasattr(keys, "check"):
-                keys.check(config)
+            check_keys(read_keys(self.keys, _own(config.actor_rollout_ref.actor, self.keys), ACTOR), config)
         super().check(config)
 
     def wrapped(self, actor) -> "Loss | None":
@@ -274,9 +223,20 @@ class Loss(Part):
         return parts("loss").get(actor.get(self.wraps)) if self.wraps else None
 
 
+def check_keys(keys: Any, config: DictConfig) -> None:
+    """Call the method `check` of a part's settings, if there is one, with the whole config: it may raise ValueError."""
+    if hasattr(keys, "check"):
+        keys.check(config)
+
+
 def _own(section: Mapping, keys: type) -> dict[str, Any]:
     """Return the values of a part's keys in a section that has other keys, too."""
     return {key.name: section[key.name] for key in fields(keys) if key.name in section}
+
+
+def _below(section: str, values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return values with their keys as paths from the config's root."""
+    return {f"{section}.{key}": value for key, value in (values or {}).items()}
 
 
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
@@ -299,7 +259,7 @@ def load_choices() -> None:
     for section, kind in ((ACTOR, "loss"), (ROLLOUT, "sampler")):
         for each in _registered[kind].values():
             if each.keys is not None:
-                defaults |= {f"{section}.{name}": value for name, value in asdict(each.keys()).items()}
+                defaults |= _below(section, asdict(each.keys()))
     ConfigStore.instance().store(name="part_keys", node=nested(defaults), package="_global_")
     ConfigStore.instance().store(name="diagnosis_trees", node=_trees_of_a_diagnosis(), package="_global_")
 
@@ -312,7 +272,7 @@ def _trees_of_a_diagnosis() -> DictConfig:
             continue
         if not tree.variant:
             values |= {key: value for key, value in tree.values.items() if key != f"{ROLLOUT}.n"}
-            values |= {f"{tree.section}.{key}": value for key, value in tree.diagnosis.items()}
+            values |= _below(tree.section, tree.diagnosis)
             values |= {f"{tree.section}.{tree.scaled_by}": None} if tree.scaled_by else {}
         group = "tool_policies" if tree.forks_at_results else "policies"
         rollout_changes = {"tree": tree.values[f"{ROLLOUT}.tree"]}
@@ -324,15 +284,10 @@ def _trees_of_a_diagnosis() -> DictConfig:
 
 @dataclass
 class _Loads:
-    """The loads under way: importing a part's module may itself look up other parts.
+    """The loads under way: importing a part's module may itself look up other parts."""
 
-    Args:
-        depth: number of nested loads.
-        choices: whether `load_choices` was called during these loads.
-    """
-
-    depth: int = 0
-    choices: bool = False
+    depth: int = 0  # number of nested loads
+    choices: bool = False  # whether `load_choices` was called during these loads
 
 
 _loads = _Loads()
@@ -357,9 +312,7 @@ def _load(kind: str) -> None:
 def recipe_modules(kind: str) -> tuple[str, ...]:
     """Return the names of all modules of a kind below `recipe/`.
 
-    Raises:
-        ImportError: the package `recipe` that Python imports belongs to another project, such as a checkout of verl's
-            own recipes.
+    An ImportError says that the `recipe` that Python imports is another project's, such as a checkout of verl's own.
     """
     recipe, own = importlib.import_module("recipe"), Path(__file__).resolve().parents[2] / "recipe"
     imported = [Path(folder).resolve() for folder in recipe.__path__]
@@ -419,7 +372,6 @@ def register_tree(
     The class's attribute `part` becomes the registered `Tree`; with `extends`, it remains that of the older tree.
 
     Args:
-        name, about: see `Part`.
         keys: dataclass of the policy's settings, with a default for each.
         section: section of the settings; by default `actor_rollout_ref.rollout.custom.<name>`.
         omit_defaults: keys that stay absent from the config unless the user sets them.
@@ -428,22 +380,18 @@ def register_tree(
         smallest: see `Part`; a name without a dot is one of `keys`, other names are paths from the config's root.
         options: other fields of `Tree`.
     """
-    section = section or f"{ROLLOUT}.custom.{name}"
-
-    def from_root(key: str) -> str:
-        return key if "." in key else f"{section}.{key}"
+    section, values = section or f"{ROLLOUT}.custom.{name}", dict(values or {})
 
     def register(policy: type) -> type:
         if extends is not None:
             older = _registered["tree"][extends]
-            differs = dict(values or {})
-            changed = {"name": name, "about": about, "values": {**older.values, **differs}, **options}
-            add_part("tree", name, replace(older, variant=differs, rollout_names=(), rollout_modes=(), **changed))
+            changed = {"name": name, "about": about, "values": older.values | values, **options}
+            add_part("tree", name, replace(older, variant=values, rollout_names=(), rollout_modes=(), **changed))
             return policy
         set_by_choice: dict[str, Any] = {f"{ROLLOUT}.tree": name}
         if keys is not None:
             defaults = {key: value for key, value in asdict(keys()).items() if key not in omit_defaults}
-            set_by_choice |= {f"{section}.{key}": value for key, value in defaults.items()}
+            set_by_choice |= _below(section, defaults)
             if options.get("trajectories"):
                 set_by_choice[f"{ROLLOUT}.n"] = options["trajectories"](keys())
         tree = Tree(
@@ -452,8 +400,8 @@ def register_tree(
             policy=policy,
             keys=keys,
             section=section if keys is not None else "",
-            values={**set_by_choice, **(values or {})},
-            smallest={from_root(key): value for key, value in (smallest or {}).items()},
+            values=set_by_choice | values,
+            smallest={key if "." in key else f"{section}.{key}": value for key, value in (smallest or {}).items()},
             **options,
         )
         policy.part = add_part("tree", name, tree)  # type: ignore[attr-defined]
@@ -462,13 +410,12 @@ def register_tree(
     return register
 
 
-def register_sampler(name: str, about: str, **options: Any) -> Sampler:
+def register_sampler(name: str, about: str, *, values: Mapping[str, Any] | None = None, **options: Any) -> Sampler:
     """Register a way to draw tokens as `sampler=<name>`; see `Sampler`. `values` are keys of `rollout`."""
-    values = {f"{ROLLOUT}.{key}": value for key, value in options.pop("values", {}).items()}
-    return add_part("sampler", name, Sampler(name=name, about=about, values=values, **options))
+    return add_part("sampler", name, Sampler(name=name, about=about, values=_below(ROLLOUT, values), **options))
 
 
-def register_credit(name: str, about: str, *, values: Mapping[str, Any] | None = None, **options: Any) -> Callable:
+def register_credit(name: str, about: str, **options: Any) -> Callable[[Callable], Callable]:
     """Register a function (rewards, mask, index, epsilon, norm) -> (B, T) advantages as `credit=<name>`, which sets
     `algorithm.adv_estimator=<name>`; see `Credit`.
 
@@ -480,7 +427,7 @@ def register_credit(name: str, about: str, *, values: Mapping[str, Any] | None =
     from verl.trainer.ppo.core_algos import register_adv_est
 
     def register(function: Callable) -> Callable:
-        credit = describe_credit(name, about, values=values, **options)
+        credit = describe_credit(name, about, **options)
 
         @register_adv_est(name)
         def estimator(token_level_rewards, response_mask, index, epsilon: float = 1e-6, config=None):
@@ -510,17 +457,10 @@ def describe_credit(
 ) -> Credit:
     """Register an estimator that verl's own registry has already. `smallest`: names of `keys` -> value."""
     section = f"algorithm.{name}"
-    defaults = {} if keys is None else asdict(keys())
-    set_by_choice = {"algorithm.adv_estimator": name, **{f"{section}.{key}": value for key, value in defaults.items()}}
-    credit = Credit(
-        name=name,
-        about=about,
-        keys=keys,
-        values={**set_by_choice, **(values or {})},
-        smallest={f"{section}.{key}": value for key, value in (smallest or {}).items()},
-        **options,
-    )
-    return add_part("credit", name, credit)
+    options["smallest"] = _below(section, smallest)
+    defaults = {} if keys is None else _below(section, asdict(keys()))
+    options["values"] = {"algorithm.adv_estimator": name} | defaults | dict(values or {})
+    return add_part("credit", name, Credit(name=name, about=about, keys=keys, **options))
 
 
 def register_loss(name: str, about: str, **options: Any) -> Callable[[Callable], Callable]:
@@ -538,8 +478,7 @@ def register_loss(name: str, about: str, **options: Any) -> Callable[[Callable],
 def describe_loss(name: str, about: str, *, values: Mapping[str, Any] | None = None, **options: Any) -> Loss:
     """Register a policy loss that verl's own registry has already."""
     vanilla_values = {"loss_agg_mode": "token-mean", "use_kl_loss": False, "entropy_coeff": 0}
-    actor_values = vanilla_values | {"policy_loss.loss_mode": name} | dict(values or {})
-    all_values = {f"{ACTOR}.{key}": value for key, value in actor_values.items()}
+    all_values = _below(ACTOR, vanilla_values | {"policy_loss.loss_mode": name} | dict(values or {}))
     return add_part("loss", name, Loss(name=name, about=about, values=all_values, **options))
 
 

@@ -18,10 +18,9 @@ class UserCodeExit(RuntimeError):
 
 
 async def guarded(call: Awaitable[T], name: str) -> T:
-    """Await user code and return its result. This guards the caller's task; `guard_tasks` guards those that it makes.
+    """Await user code and return its result; an exception that is no `Exception` becomes UserCodeExit with `name`.
 
-    Raises:
-        UserCodeExit: the code raised something other than an `Exception` or CancelledError; the message has `name`.
+    This guards the caller's task; `guard_tasks` guards those that it makes.
     """
     try:
         return await call
@@ -42,11 +41,7 @@ def _guarded_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: An
 
 
 def finite_number(value: Any, name: str) -> float:
-    """Return a real number, such as a reward or a scalar of numpy or torch, as a float.
-
-    Raises:
-        ValueError: the value is no number, or not finite; the message has `name`.
-    """
+    """Return a real number, such as a reward or a scalar of numpy or torch, as a float; else raise ValueError."""
     number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     if not isinstance(number, numbers.Real) or not math.isfinite(number):
         raise ValueError(f"{name} is {value!r}, expected a finite number")

@@ -97,11 +97,7 @@ def _columns(names: list[str]) -> list[str]:
 
 
 def plot_comparison(results: Results, output: str | Path) -> Path:
-    """Draw a panel for each data set, a color for each experiment, intervals as whiskers; the suffix sets the format.
-
-    Raises:
-        ValueError: no experiment has an accuracy.
-    """
+    """Draw a panel for each data set, a color an experiment, whiskers for intervals; the suffix sets the format."""
     datasets = [dataset for dataset in datasets_of(results) if _bars(metrics_of(results, dataset))]
     if not datasets:
         raise ValueError(f"no accuracy to draw; expected metrics like {PASS_AT_1}")

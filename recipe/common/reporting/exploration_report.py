@@ -24,28 +24,33 @@ FEW_CUT = 0.1
 
 def table(rows: Rows, n: int) -> str:
     """Return the table of all policies in Markdown."""
-    header = ["policy", "accuracy (95 %)", f"Pass@{n}", "mixed groups", "answers", "branches", "entropy"]
-    header += ["tokens generated", "unique share", *(["tool calls"] if "tool_calls" in rows[0] else []), "seconds"]
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *(_cells(row, n) for row in rows)]
+    cells = [_cells(row, n) for row in rows]
+    return _markdown(list(cells[0]), [list(row.values()) for row in cells])
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown, whose columns but the first are aligned to the right."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _cells(row: dict[str, Any], n: int) -> list[str]:
+def _cells(row: dict[str, Any], n: int) -> dict[str, str]:
+    """Return column -> text of a policy's row."""
     low, high = (row[f"accuracy{end}"] for end in INTERVAL_ENDS)
     whole = "" if row["trajectories"] == n else f" of {row['trajectories']:.1f}"
-    return [
-        row["policy"],
-        f"{row['accuracy']:.3f} ({low:.3f} to {high:.3f})",
-        f"{row[f'pass@{n}']:.3f}",
-        f"{row['mixed']:.3f}",
-        f"{row['answers']:.1f}",
-        f"{row['branches']:.1f}{whole}",
-        f"{row['entropy']:.3f}",
-        f"{row['tokens']:,.0f}",
-        f"{row['unique_share']:.2f}",
-        *([f"{row['tool_calls']:.1f}"] if "tool_calls" in row else []),
-        f"{row['seconds']:.1f}",
-    ]
+    return {
+        "policy": row["policy"],
+        "accuracy (95 %)": f"{row['accuracy']:.3f} ({low:.3f} to {high:.3f})",
+        f"Pass@{n}": f"{row[f'pass@{n}']:.3f}",
+        "mixed groups": f"{row['mixed']:.3f}",
+        "answers": f"{row['answers']:.1f}",
+        "branches": f"{row['branches']:.1f}{whole}",
+        "entropy": f"{row['entropy']:.3f}",
+        "tokens generated": f"{row['tokens']:,.0f}",
+        "unique share": f"{row['unique_share']:.2f}",
+        **({"tool calls": f"{row['tool_calls']:.1f}"} if "tool_calls" in row else {}),
+        "seconds": f"{row['seconds']:.1f}",
+    }
 
 
 def likelihood_table(rows: Rows) -> str:
@@ -55,8 +60,7 @@ def likelihood_table(rows: Rows) -> str:
     """
     if not rows:
         return ""
-    header = ["of the response", *SIGNALS]
-    lines = [header, ["---", *["---:"] * len(SIGNALS)]]
+    lines = []
     for row in rows:
         cells = (f"{row[name]:.2f} ({row[name + LOW]:.2f} to {row[name + HIGH]:.2f})" for name in SIGNALS)
         lines.append([f"{row['share']:.0%}", *cells])
@@ -67,7 +71,7 @@ def likelihood_table(rows: Rows) -> str:
         "with both; 0.5 is chance): likelihood of the reference answer after the beginning, of a wrong answer, and of "
         f"the beginning itself. {judged}"
     )
-    return about + "\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return about + "\n\n" + _markdown(["of the response", *SIGNALS], lines)
 
 
 def proposals(result: dict[str, Any]) -> list[str]:

@@ -21,26 +21,16 @@ NOT_SHARED = ("ray_kwargs", "actor_rollout_ref.rollout.tools")
 
 
 class CheckpointFacts(NamedTuple):
-    """Facts about an exported checkpoint, for its model card.
-
-    Attributes:
-        run: name of the run.
-        config: the config of the run; None for a checkpoint without one.
-        versions: package -> version, of the packages that wrote the checkpoint.
-        dtype: data type of the weights.
-        lora: `r`, `lora_alpha` and `use_rslora`; None without LoRA.
-        is_adapter: whether the weights are the factors of LoRA alone; otherwise these were merged into the weights.
-        results: measurement -> data set -> metric -> value, of the checkpoint's step.
-    """
+    """Facts about an exported checkpoint, for its model card."""
 
     run: str
     step: int
-    config: DictConfig | None
-    versions: dict[str, str]
-    dtype: str
-    lora: dict[str, Any] | None
-    is_adapter: bool
-    results: Results
+    config: DictConfig | None  # None for a checkpoint without one
+    versions: dict[str, str]  # package -> version, of the packages that wrote the checkpoint
+    dtype: str  # data type of the weights
+    lora: dict[str, Any] | None  # `r`, `lora_alpha` and `use_rslora`; None without LoRA
+    is_adapter: bool  # whether the weights are LoRA's factors alone; otherwise these were merged into the weights
+    results: Results  # of the checkpoint's step; the experiment is the way to measure
 
 
 def shared_config(config: DictConfig) -> DictConfig:

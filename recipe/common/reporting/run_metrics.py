@@ -44,11 +44,7 @@ Runs = dict[str, pd.DataFrame]
 
 
 def metrics_files(path: str | Path) -> list[Path]:
-    """Return the metrics files of a run folder, oldest attempt first, or the file itself if `path` is a file.
-
-    Raises:
-        FileNotFoundError: there is no metrics file.
-    """
+    """Return the metrics files of a run folder, oldest attempt first, or the file itself if `path` is a file."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such run folder or metrics file")
@@ -78,10 +74,6 @@ def load_metrics(path: str | Path) -> pd.DataFrame:
     When a step is logged again (a resumed run), each metric's last value wins. An attempt in a file of its own also
     replaces all later steps of earlier attempts: attempts 0..14 and 10..12 make the run 0..12. An incomplete last
     line, which a killed run leaves behind, is skipped. Text and lists are not metrics and are left out.
-
-    Raises:
-        FileNotFoundError: there is no such run.
-        ValueError: a line is damaged, or none is complete; the message names the file and the line.
     """
     rows: dict[int, dict[str, float]] = {}
     for file in metrics_files(path):
@@ -165,9 +157,6 @@ def plot_runs(runs: Runs, output: str | Path) -> Path:
 
     There is a panel for each metric of `_PANELS` that any run has; a note beside its title names the runs that lack it.
     Returns `output`.
-
-    Raises:
-        ValueError: no run has a metric of any panel.
     """
     output, colors = Path(output), run_colors(list(runs))
     panels = []

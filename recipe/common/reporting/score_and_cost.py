@@ -23,11 +23,7 @@ SHARES = ("perf/unique_token_share", "perf/trained_token_share")
 
 
 def read_result(log: Path) -> EvalResult:
-    """Return the last result of an evaluation's log.
-
-    Raises:
-        FileNotFoundError, ValueError: there is no such log, or no result in it; the message names the log.
-    """
+    """Return the last result of an evaluation's log."""
     results = parse_result_lines(log.read_text(encoding="utf-8", errors="replace").split("\n"), source=str(log))
     if not results:
         raise ValueError(f"{log}: expected a line RESULT {{json}}, which an evaluation that has ended writes")

@@ -90,7 +90,7 @@ def test_rows_that_are_too_long_are_cut_or_named(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"pad_mode": "right"}, {"truncation": "left"}])
-def test_what_it_cannot_do_is_refused(tmp_path, options):
+def test_padding_and_truncation_from_the_left_are_refused(tmp_path, options):
     with pytest.raises(ValueError, match="no_padding"):
         dataset_of(tmp_path, [MESSAGES], make_tokenizer(), **options)
 

@@ -28,7 +28,7 @@ def test_the_form_of_a_response_by_hand(row):
         assert (report.problem, report.position) == (told, text.index("^")) and not report.well_formed
 
 
-def test_what_a_response_holds():
+def test_calls_answer_and_box_of_a_response():
     text = f"{T}<search> who? </search> <result>\nhe\n</result>{T}<python>\nprint(1)\n</python><result>1</result>"
     report = check_format(text + r"<answer> He: \boxed{\text{he}_{1}} and \boxed{2 </answer>")
     assert report.calls == ["search", "python"]
@@ -102,6 +102,6 @@ def test_hostile_text_is_checked_in_linear_time(text):
 
 
 @pytest.mark.parametrize("text", [None, b"<think>", 3, ["x"]])
-def test_what_is_no_text(text):
+def test_other_types_are_malformed(text):
     report = check_format(text)
     assert report.problem.startswith("not text") and report.answer is report.boxed is None and report.calls == []

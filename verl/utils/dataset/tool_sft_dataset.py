@@ -56,11 +56,7 @@ class DemonstrationEncoder:
         self.protocol = Protocol(tokenizer, tuple(tool_tags))
 
     def encode(self, messages: list[dict]) -> tuple[list[int], list[int]]:
-        """Return token ids, and a mask of the same length (1: the token counts in the loss).
-
-        Raises:
-            ValueError: the messages are not a prompt and a response that ends with the assistant; names the roles.
-        """
+        """Return token ids, and a mask of the same length (1: the token counts in the loss)."""
         prompt, response = split_messages(messages)
         ids = normalize_token_ids(
             self.tokenizer.apply_chat_template(
@@ -70,16 +66,13 @@ class DemonstrationEncoder:
         mask = [0] * len(ids)
         for message in response:
             by_model = message["role"] == "assistant"
-            part = self._model_ids(message["content"]) if by_model else self._result_ids(message["content"])
+            if by_model:
+                part = self.tokenizer.encode(message["content"], add_special_tokens=False)
+            else:
+                part = self.protocol.result_ids(message["content"], sys.maxsize // MOST_CHARACTERS_A_TOKEN)
             ids += part
             mask += [int(by_model)] * len(part)
         return [*ids, self.tokenizer.eos_token_id], [*mask, 1]
-
-    def _model_ids(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def _result_ids(self, text: str) -> list[int]:
-        return self.protocol.result_ids(text, max_tokens=sys.maxsize // MOST_CHARACTERS_A_TOKEN)
 
 
 def split_messages(messages: list[dict]) -> tuple[list[dict], list[dict]]:
@@ -97,9 +90,6 @@ class ChatEncoder(DemonstrationEncoder):
     Args:
         model_type: `model_type` of the model's config.json.
         functions: tools in OpenAI's format, for the chat template; None for `default_functions`.
-
-    Raises:
-        ValueError: the chat template does not render tools.
     """
 
     def __init__(self, tokenizer, tool_tags=TOOL_TAGS, chat_template_kwargs=None, model_type=None, functions=None):
@@ -148,11 +138,7 @@ class ChatEncoder(DemonstrationEncoder):
 
 
 def default_functions(tool_tags: Iterable[str]) -> list[dict]:
-    """Return the search and Python tools in OpenAI's format.
-
-    Raises:
-        ValueError: a tag of another tool.
-    """
+    """Return the search and Python tools in OpenAI's format."""
     tools = {tool.trigger_tag: tool for tool in (PythonTool, LocalSearchTool)}
     if unknown := [tag for tag in tool_tags if tag not in tools]:
         raise ValueError(f"tool_tags: {', '.join(unknown)} is none of {', '.join(tools)}: give the tools' functions")
@@ -162,11 +148,7 @@ def default_functions(tool_tags: Iterable[str]) -> list[dict]:
 def encoder_of(
     tokenizer, environment: str, tool_tags: Iterable[str], chat_template_kwargs=None, functions_file: str | None = None
 ) -> DemonstrationEncoder:
-    """Return the encoder for an environment.
-
-    Raises:
-        ValueError: another environment, or the tokenizer or its chat template does not fit.
-    """
+    """Return the encoder for an environment."""
     if environment == "tools":
         return DemonstrationEncoder(tokenizer, tool_tags, chat_template_kwargs)
     if environment != "chat":

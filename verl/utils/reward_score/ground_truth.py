@@ -16,9 +16,6 @@ def json_object(ground_truth, expected: str) -> Mapping[str, Any]:
 
     Args:
         expected: description of the expected parts, for the error message.
-
-    Raises:
-        ValueError: the ground truth is no object.
     """
     content = ground_truth
     if isinstance(ground_truth, str):
@@ -32,11 +29,7 @@ def json_object(ground_truth, expected: str) -> Mapping[str, Any]:
 
 
 def whole_number(name: str, value, least: float = -math.inf, most: float = math.inf) -> int:
-    """Return a part of a ground truth that must be a whole number.
-
-    Raises:
-        ValueError: the part is no whole number, or is out of range; the message gives the name.
-    """
+    """Return a part of a ground truth that must be a whole number; else raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value != round(value):
         raise ValueError(f"ground_truth: {name} must be a whole number, got {value!r}")
     number = int(round(value))
@@ -46,11 +39,7 @@ def whole_number(name: str, value, least: float = -math.inf, most: float = math.
 
 
 def as_list(name: str, value, contents: str) -> list:
-    """Return a part of a ground truth that must be a non-empty list; from parquet it may be a numpy array.
-
-    Raises:
-        ValueError: the part is no list, or an empty one; the message gives the name and the expected contents.
-    """
+    """Return a part of a ground truth that must be a non-empty list or numpy array, or raise ValueError."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(value, list | tuple) or not value:
         raise ValueError(f"ground_truth: {name} must be a list of {contents}, got {value!r}")

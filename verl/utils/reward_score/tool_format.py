@@ -28,21 +28,13 @@ def last_tagged(text: str) -> str | None:
 
 
 class FormatReport(NamedTuple):
-    """The parts of a response, and the first rule that it breaks.
+    """The parts of a response, and the first rule that it breaks."""
 
-    Attributes:
-        problem: the broken rule, such as "<search> inside <think>"; None for a well-formed response.
-        position: index of the character where the problem is; None for a well-formed response.
-        answer: content of the last closed answer outside results, even in a malformed response; None if there is none.
-        boxed: content of the last closed \\boxed in `answer` with balanced braces; None if there is none.
-        calls: the tags of the calls with results before the problem.
-    """
-
-    problem: str | None
-    position: int | None
-    answer: str | None
-    boxed: str | None
-    calls: list[str]
+    problem: str | None  # the broken rule, such as "<search> inside <think>"; None for a well-formed response
+    position: int | None  # index of the character where the problem is
+    answer: str | None  # content of the last closed answer outside results, even in a malformed response
+    boxed: str | None  # content of the last closed \boxed in `answer` with balanced braces
+    calls: list[str]  # the tags of the calls with results before the problem
 
     @property
     def well_formed(self) -> bool:
@@ -67,9 +59,6 @@ def check_format(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> FormatRepor
     >>> report = check_format("<think>Well <search>x</search>")
     >>> report.problem, report.position
     ('<search> inside <think>', 12)
-
-    Raises:
-        ValueError: a tool tag is no name, or is a tag of the protocol itself (think, result, answer).
     """
     tool_tags = check_tags(tool_tags)
     if not isinstance(text, str):
@@ -131,11 +120,7 @@ def _has_results(text: str, tag: str) -> bool:
 
 
 def check_tags(tool_tags: Iterable[str]) -> tuple[str, ...]:
-    """Return the tags of tools as a tuple; `tool_tags` may be a single tag.
-
-    Raises:
-        ValueError: a tag is no name, or is a tag of the protocol itself.
-    """
+    """Return the tags of tools as a tuple; raise ValueError for one that is no name or is the protocol's own."""
     tool_tags = (tool_tags,) if isinstance(tool_tags, str) else tuple(tool_tags)
     for tag in tool_tags:
         if not isinstance(tag, str) or not _TAG_NAME.fullmatch(tag) or tag in ("think", "result", "answer"):
