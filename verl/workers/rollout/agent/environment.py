@@ -168,6 +168,8 @@ class AgentInstance(Instance):
 class Agents:
     """What all prompts of a worker share: the gateway, and the server of the programs."""
 
+    can_copy = False
+
     def __init__(self, keys: AgentKeys):
         self.keys = keys
         self.gateway = Gateway(keys.host, keys.ignored)
