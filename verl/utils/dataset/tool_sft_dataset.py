@@ -37,7 +37,7 @@ from verl.workers.rollout.chat.environment import result_text
 from verl.workers.rollout.chat.template import ChatTemplate, make_builder
 from verl.workers.rollout.tools.base_tool import function_of, text_schema
 from verl.workers.rollout.tools.function_calls import call_arguments
-from verl.workers.rollout.tools.protocol import MOST_CHARACTERS_A_TOKEN, Protocol
+from verl.workers.rollout.tools.protocol import MAX_CHARS_PER_TOKEN, Protocol
 from verl.workers.rollout.tools.python.tool import PythonTool
 from verl.workers.rollout.tools.search.tool import LocalSearchTool
 
@@ -79,7 +79,7 @@ class DemonstrationEncoder:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _result_ids(self, text: str) -> list[int]:
-        return self.protocol.result_ids(text, max_tokens=sys.maxsize // MOST_CHARACTERS_A_TOKEN)
+        return self.protocol.result_ids(text, max_tokens=sys.maxsize // MAX_CHARS_PER_TOKEN)
 
 
 def split_messages(messages: list[dict]) -> tuple[list[dict], list[dict]]:

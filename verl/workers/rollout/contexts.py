@@ -129,13 +129,8 @@ def contexts_of_cell(cell: np.ndarray) -> list[Context]:
 
 
 class Sequences(NamedTuple):
-    """What the model reads for a row.
-
-    Args:
-        tokens: token ids of each sequence.
-        begins: for each sequence, the number of its first tokens that are a context, and not the row's.
-        n_untrained: number of the row's last tokens that no sequence holds.
-    """
+    """What the model reads for a row: the token ids of each sequence; for each, the number of its first tokens that are
+    a context, and not the row's; and the number of the row's last tokens that no sequence holds."""
 
     tokens: list[np.ndarray]
     begins: list[int]

@@ -73,11 +73,8 @@ class Environment:
     stop_token_ids: Sequence[int] = ()
 
     def open(self, row: Mapping[str, Any], seed: int) -> "Environment":
-        """Return the environment of one prompt, a row of the data set; `seed` is equal for all its branches.
-
-        Raises:
-            ValueError: the row asks for something that the environment does not have; names the key.
-        """
+        """Return the environment of one prompt, a row of the data set; `seed` is equal for all its branches. Raise
+        ValueError, which names the key, if the row asks for something that the environment does not have."""
         return self
 
     @asynccontextmanager

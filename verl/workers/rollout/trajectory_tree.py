@@ -150,11 +150,8 @@ class TrajectoryTree:
     """A prompt's segments and trajectories; `leaves` lists the segments that end the trajectories, in the rows' order.
 
     A leaf may be listed more than once. Segments on no path to a leaf were generated and dropped; the viewer and the
-    metrics still use them.
-
-    Args:
-        turn_rewards: rewards of each trajectory's turns, in the order of the leaves: number of tokens up to the end of
-            the turn -> reward. Empty if the environment gives no rewards.
+    metrics still use them. `turn_rewards` maps, for each trajectory, the number of tokens up to the end of a turn to
+    its reward; it is empty if the environment gives no rewards.
     """
 
     prompt_ids: list[int]
@@ -298,10 +295,8 @@ class TrajectoryTree:
         return self.repeated(range(len(self.segments)))
 
     def shared_tokens(self) -> float:
-        """Return 1 - stored tokens / sum of the trajectories' lengths: the share saved by storing prefixes once.
-
-        Tokens of dropped segments are stored, too, so that the result may be negative.
-        """
+        """Return 1 - stored tokens / sum of the trajectories' lengths: the share saved by storing prefixes once. Tokens
+        of dropped segments are stored, too, so that the result may be negative."""
         stored = sum(len(segment.token_ids) for segment in self.segments)
         return 1 - stored / sum(map(len, self.trajectories()))
 

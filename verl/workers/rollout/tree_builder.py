@@ -287,16 +287,12 @@ class BranchPolicy(ABC):
     @classmethod
     @abstractmethod
     def from_config(cls, config, tokenizer=None) -> "BranchPolicy":
-        """Return the policy of a run with this config; raise a ValueError that names a wrong key of the policy.
-
-        The tokenizer is None if the config is only checked, before any process starts.
-        """
+        """Return the policy of a run with this config; raise a ValueError that names a wrong key of the policy. The
+        tokenizer is None if the config is only checked, before any process starts."""
 
     def for_task(self, task: PromptTask, score: Score | None) -> "BranchPolicy":
-        """Return the policy for one prompt, with the trainer's settings for it.
-
-        `score` calls the reward loop; it is None if rewards are not computed during the rollout.
-        """
+        """Return the policy for one prompt, with the trainer's settings for it. `score` calls the reward loop; it is
+        None if rewards are not computed during the rollout."""
         return self
 
     @abstractmethod

@@ -126,13 +126,10 @@ class TreeRollout:
     async def run(
         self, task: PromptTask, n: int, sampling_params: dict[str, Any], plain: bool = False
     ) -> list[TrajectoryOutput]:
-        """Return 1 to n trajectories of a prompt.
+        """Return 1 to n trajectories of a prompt: a tree's, or with `plain`, as in validation, independent ones.
 
-        The prompt's `uid` is the `request_id` of all requests to the engine, so that they go to one server.
-
-        Args:
-            sampling_params: parameters of ordinary sampling: temperature, top_p, top_k, ….
-            plain: whether to make n independent trajectories by ordinary sampling instead of a tree, as in validation.
+        `sampling_params` are those of ordinary sampling. The prompt's `uid` is the `request_id` of all requests to the
+        engine, so that they go to one server.
         """
         engine = GroupEngine(self.engine, sampling_params)
         likelihood = self._answer_likelihood(engine, task.row) if self.needs_answers else None

@@ -83,11 +83,7 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def ignored_parameters(body: Mapping[str, Any]) -> dict[str, str]:
-    """Check a request's parameters; return those that are ignored, with the reason.
-
-    Raises:
-        ApiError: a parameter has a value that is refused; status 400.
-    """
+    """Return a request's parameters that are ignored, with the reason; raise ApiError (400) for a refused value."""
     ignored = {}
     for name, value in body.items():
         if value is None or name in UNUSED:

@@ -50,12 +50,8 @@ class _Call:
 
 
 class Session:
-    """The requests of one program, from `Gateway.open` until `close`.
-
-    Attributes:
-        n_requests: number of requests so far, without refused ones.
-        n_disconnected: number of requests whose client left after they were handed out and before their reply.
-    """
+    """The requests of one program, from `Gateway.open` until `close`. `n_disconnected` counts requests whose client
+    left after they were handed out and before their reply."""
 
     def __init__(self, base_url: str, api_key: str, ended: Callable[[], Any]):
         self.base_url, self.api_key = base_url, api_key
@@ -71,13 +67,8 @@ class Session:
         return [call.request for call in self._pending]
 
     async def next_request(self, expected: AgentRequest | None = None) -> AgentRequest:
-        """Hand out the first pending request, or the first that equals `expected`; wait until there is one.
-
-        A cancelled call hands out nothing.
-
-        Raises:
-            RuntimeError: the session is closed.
-        """
+        """Hand out the first pending request, or the first that equals `expected`; wait until there is one. A cancelled
+        call hands out nothing. Raise RuntimeError if the session is closed."""
         while not self._closed:
             for call in self._pending:
                 if expected is None or call.request == expected:
@@ -90,11 +81,7 @@ class Session:
 
     def reply(self, request: AgentRequest, reply: Reply) -> None:
         """Answer a request that was handed out, the first of equal ones. The reply is dropped if its client has left.
-
-        Raises:
-            RuntimeError: the session is closed.
-            ValueError: no such request waits for a reply.
-        """
+        Raise RuntimeError if the session is closed, and ValueError if no such request waits."""
         if self._closed:
             raise RuntimeError("the session is closed")
         call = next((call for call in self._handed_out if call.request == request), None)
@@ -141,12 +128,8 @@ class Session:
 
 
 class Gateway:
-    """The HTTP server of a rollout worker and its sessions.
-
-    Args:
-        host: address to listen on; the operating system chooses the port.
-        ignored: regular expressions for texts that make no difference between requests (`agent_request`).
-    """
+    """The HTTP server of a rollout worker and its sessions. It listens at `host`; texts that match `ignored`, regular
+    expressions, make no difference between requests."""
 
     def __init__(self, host: str = "127.0.0.1", ignored: Sequence[str] = ()):
         self.host, self.ignored = host, tuple(ignored)
@@ -157,11 +140,7 @@ class Gateway:
         self._url = ""
 
     async def start(self) -> None:
-        """Start the server in the running event loop, once; later callers wait until it has started.
-
-        Raises:
-            OSError: the host is no address of this machine.
-        """
+        """Start the server in the running event loop, once; later callers wait until it has started."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
@@ -196,11 +175,7 @@ class Gateway:
         self._url = f"http://{f'[{own}]' if ':' in own else own}:{listener.getsockname()[1]}"
 
     def open(self) -> Session:
-        """Return a new session.
-
-        Raises:
-            RuntimeError: the gateway has not started.
-        """
+        """Return a new session of a gateway that has started."""
         if not self._url:
             raise RuntimeError("the gateway has not started: await start() first")
         name = secrets.token_urlsafe(24)

@@ -13,14 +13,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class AgentRequest:
-    """A request that the model should answer.
-
-    Args:
-        messages: messages as the template reads them (`plain_message`).
-        tools: tools in OpenAI's format; empty without tools.
-        stop: texts that end the answer, which are not part of it.
-        max_tokens: largest number of tokens of the answer; None for no limit.
-    """
+    """A request that the model should answer: messages as the template reads them (`plain_message`), tools in OpenAI's
+    format, texts that end the answer and are not part of it, and the largest number of the answer's tokens."""
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
@@ -42,14 +36,8 @@ class AgentRequest:
 
 
 def agent_request(body: Mapping[str, Any], ignored: Sequence[str] = ()) -> AgentRequest:
-    """Return a request from the body of a POST to /chat/completions.
-
-    Args:
-        ignored: regular expressions; what they match in a text of a message is not compared, such as a date.
-
-    Raises:
-        ValueError: the messages have no such form; names the field.
-    """
+    """Return a request from the body of a POST to /chat/completions; raise ValueError, which names the field, for
+    another form. What the regular expressions `ignored` match in texts, such as a date, is not compared."""
     if not isinstance(body.get("messages"), list) or not body["messages"]:
         raise ValueError("messages: expected a list of messages")
     messages = tuple(plain_message(message) for message in body["messages"])
@@ -65,11 +53,8 @@ def agent_request(body: Mapping[str, Any], ignored: Sequence[str] = ()) -> Agent
 
 
 def plain_message(message: Any) -> dict[str, Any]:
-    """Return a message with its role, text and calls only.
-
-    Raises:
-        ValueError: it is no message, or holds more than text.
-    """
+    """Return a message with its role, text and calls only; raise ValueError if it is no message, or holds more than
+    text."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ValueError("messages: expected objects with a role")
     role = {"developer": "system"}.get(message["role"], message["role"])

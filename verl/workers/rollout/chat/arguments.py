@@ -25,11 +25,8 @@ class CallFault(ValueError):
 
 
 def arguments_of(call: Call, tools: Mapping[str, BaseTool]) -> tuple[BaseTool, dict[str, Any]]:
-    """Return the tool of a call and its arguments.
-
-    Raises:
-        CallFault: the call could not be read, there is no such tool, or its schema does not allow the arguments.
-    """
+    """Return the tool of a call and its arguments. Raise CallFault if the call could not be read, there is no such
+    tool, or its schema does not allow the arguments."""
     if call.fault:
         raise CallFault(one_line(call.fault, MAX_SHOWN_CHARS))
     if call.name not in tools:

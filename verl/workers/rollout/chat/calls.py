@@ -25,14 +25,7 @@ _ANALYSIS = re.compile(r"<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|$)", 
 
 @dataclass(frozen=True)
 class Call:
-    """A call as the model wrote it.
-
-    Args:
-        name: name of the tool; empty if it cannot be read.
-        arguments: text of the arguments, which should be a JSON object.
-        id: id that the model gave the call; None without one.
-        fault: reason why the call cannot be read; empty if it can.
-    """
+    """A call as the model wrote it; `arguments` should be a JSON object, and `name` is empty if it cannot be read."""
 
     name: str
     arguments: str = "{}"
@@ -112,15 +105,8 @@ def check_format(name: str) -> None:
 
 
 class CallReader:
-    """Reads the calls of a turn. As verl's parsers do, it also takes a call within the turn's thoughts.
-
-    Args:
-        format: name of verl's parser.
-        tokenizer: tokenizer of the model, from `transformers`.
-
-    Raises:
-        ValueError: there is no such parser, or the tokenizer lacks a token at which the parser's turns end.
-    """
+    """Reads the calls of a turn with verl's parser `format`. As verl's parsers do, it also takes a call within the
+    turn's thoughts. Raise ValueError for a tokenizer that lacks a token at which the parser's turns end."""
 
     def __init__(self, format: str, tokenizer):
         check_format(format)

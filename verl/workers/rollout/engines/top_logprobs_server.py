@@ -157,11 +157,8 @@ def ranked(logprobs: FlatLogprobs, n: int) -> list[list[tuple[int, float]]]:
 
 
 def top_log_probs(logprobs: FlatLogprobs, n: int) -> np.ndarray:
-    """Return the log-probabilities (T, n) of the n most likely tokens of each of T steps, in descending order.
-
-    Raises:
-        ValueError: the steps do not hold n + 1 numbers each: the chosen token's, then those of the most likely tokens.
-    """
+    """Return the log-probabilities (T, n) of the n most likely tokens of each of T steps, in descending order. A step
+    holds n + 1 numbers: the chosen token's, then those of the most likely tokens."""
     return np.array(logprobs.logprobs).reshape(len(logprobs), n + 1)[:, 1:]
 
 

@@ -34,14 +34,11 @@ def serve_top_logprobs() -> None:
 
 
 class GroupServers:
-    """Assigns each group of requests to a server. Only this class uses private names of upstream.
+    """Assigns each group of requests to a server, by upstream's `LLMServerClient`. Only this class uses private names
+    of upstream, and not its `generate`, which in asynchronous trainers drops top log-probs and entropies.
 
     The balancer counts the groups of each server, not their requests, and gives the next group to the server with the
     fewest. If a server dies, its groups fail; the balancer does not learn of the death and would choose it again.
-
-    Args:
-        client: upstream's `LLMServerClient`, used for its load balancer and its request ids, but not for `generate`,
-            which in asynchronous trainers drops top log-probs and entropies.
     """
 
     def __init__(self, client):
@@ -103,12 +100,7 @@ class LLMClientEngine(RolloutEngine):
 
     Requests with one `request_id` go to one server until `release`. A request that is aborted during generation, for
     example by a weight sync, continues after the tokens it has: the result looks like that of one request, but new
-    weights made its later tokens.
-
-    Args:
-        client: upstream's `LLMServerClient`.
-        text_of: function that decodes tokens, used to find stop texts that an abort has cut in two.
-        seeds: whether requests carry their seeds to the server.
+    weights made its later tokens. `text_of` decodes tokens, to find stop texts that an abort has cut in two.
     """
 
     def __init__(self, client, text_of: Callable[[list[int]], str] | None = None, seeds: bool = True):

@@ -63,13 +63,7 @@ def source_of(keys: GymKeys) -> Hosts | OpenEnvServer:
 
 
 class Gym(StatefulEnvironment):
-    """The environment of a worker, and by `open` of a prompt.
-
-    Args:
-        keys: the config keys.
-        protocol: protocol of texts in tags.
-        template: chat template; None where observations are no messages.
-    """
+    """The environment of a worker, and by `open` of a prompt. `template` is None where observations are no messages."""
 
     def __init__(self, keys: GymKeys, protocol: Protocol, template: ChatTemplate | None):
         super().__init__(InstancePool(keys))

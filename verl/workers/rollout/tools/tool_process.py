@@ -29,12 +29,8 @@ def runs_in_process(cls: type, class_path: str) -> bool:
 
 
 class ToolProcess:
-    """The methods `start`, `execute` and `close` of a tool, called in its process, one at a time.
-
-    Args:
-        name: name for messages.
-        make: function of a module that makes the tool in the process from `options`.
-    """
+    """The methods `start`, `execute` and `close` of a tool, called in its process, one at a time. The function `make`
+    of a module makes the tool in the process from `options`."""
 
     def __init__(self, name: str, make: Callable[..., Any], options: tuple):
         self.name, self._make, self._process = name, (make, options), None

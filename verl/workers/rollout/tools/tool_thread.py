@@ -17,13 +17,8 @@ CANCEL_SECONDS = 2.0
 
 
 class ToolThread:
-    """A thread with the event loop of one tool. It starts with the first call.
-
-    If a call does not end after it was cancelled, later calls run in a new thread.
-
-    Args:
-        name: the tool's name, for messages.
-    """
+    """A thread with the event loop of one tool. It starts with the first call. If a call does not end after it was
+    cancelled, later calls run in a new thread."""
 
     def __init__(self, name: str):
         self.name = name
@@ -31,14 +26,10 @@ class ToolThread:
         self._thread: threading.Thread | None = None
 
     async def run(self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
-        """Run a coroutine of the tool and return its result; cancelling the caller cancels it.
-
-        Args:
-            call: function that makes the coroutine, called in the tool's thread.
-            seconds: time limit, in seconds.
+        """Call a function in the tool's thread, and return its coroutine's result; cancelling the caller cancels it.
 
         Raises:
-            asyncio.TimeoutError: the coroutine did not end in time. It was cancelled, and may ignore that.
+            asyncio.TimeoutError: the coroutine did not end in `seconds`. It was cancelled, and may ignore that.
             UserCodeExit: the coroutine raised an exception that is no `Exception`.
             RuntimeError: the coroutine cancelled itself.
         """

@@ -21,16 +21,8 @@ DELETE_OLDEST = "DELETE FROM cache WHERE id <= (SELECT min(id) + (max(id) - min(
 
 class SearchCache:
     """A cache of search results. Caches of other texts are subclasses with their own `noun` and `application_id`.
-
-    Args:
-        path: path of the file, which is made if absent.
-        size_mb: largest size of the entries, in 10^6 bytes; beyond it, the entries that were written first are deleted.
-
-    Raises:
-        ValueError: the file is not such a cache, or damaged; the message names it, and it is not changed. The check
-            takes about 3 s per GB.
-        OSError: the file cannot be opened or written.
-    """
+    Beyond `size_mb` (10^6 bytes) the entries that were written first are deleted. Raise ValueError if the file, which
+    is not changed, is damaged or no such cache; the check takes about 3 s per GB."""
 
     noun = "search cache"
     application_id = APPLICATION_ID

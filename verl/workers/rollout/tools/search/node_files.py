@@ -7,16 +7,11 @@ from pathlib import Path
 
 
 def node_folder(purpose: str) -> Path:
-    """Return the user's folder in the node's temporary directory (TMPDIR, else /tmp), mode 0700; made if absent.
+    """Return the user's folder verl_<purpose>_<user id> in the node's temporary directory (TMPDIR, else /tmp), mode
+    0700; made if absent.
 
-    It is the same for all processes of the user on the node and stays when they end. Its name is predictable, so it is
-    used only if nobody else can write to it.
-
-    Args:
-        purpose: part of the folder's name `verl_<purpose>_<user id>`.
-
-    Raises:
-        ValueError: the path is a link or no folder, belongs to another user, or is open to others.
+    It is the same for all processes of the user on the node and stays when they end. Its name is predictable, so
+    ValueError is raised if it is a link or no folder, belongs to another user, or is open to others.
     """
     folder = Path(tempfile.gettempdir()) / f"verl_{purpose}_{os.getuid()}"
     try:
