@@ -10,9 +10,8 @@ import pytest
 from recipe.common.tree import Policy as Plain
 from tests.workers.rollout.agent import agents
 from tests.workers.rollout.chat.families import chat_of, encode, tokenizer_of
-from verl.workers.rollout.agent.chat_completions import Reply, ignored_parameters
+from verl.workers.rollout.agent.chat_completions import AgentRequest, Reply, agent_request, ignored_parameters
 from verl.workers.rollout.agent.environment import Agent, AgentKeys
-from verl.workers.rollout.agent.messages import AgentRequest, agent_request
 from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.environment import BranchLost
 from verl.workers.rollout.trajectory_tree import TOOL

@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 
+from verl.workers.rollout.agent.chat_completions import agent_request
 from verl.workers.rollout.agent.gateway import MAX_BODY_BYTES, Gateway, Reply, Session
-from verl.workers.rollout.agent.messages import agent_request
 
 CALLS = Reply("", (("add", '{"a": 1}'), ("add", '{"a": 2}')), "tool_calls", 7, 5)
 

@@ -26,11 +26,10 @@ from verl.tools.schemas import OpenAIFunctionToolSchema
 from verl.utils.fault_reports import cause_of
 from verl.utils.user_code import finite_number
 from verl.workers.config.keys import STRICT
+from verl.workers.rollout.agent.chat_completions import AgentRequest, plain_message
 from verl.workers.rollout.agent.gateway import Gateway, Reply, Session
-from verl.workers.rollout.agent.messages import AgentRequest, plain_message
 from verl.workers.rollout.agent.process import Outcome, Program, Programs
-from verl.workers.rollout.chat.arguments import schema_for_parser
-from verl.workers.rollout.chat.calls import CallReader, without_thoughts
+from verl.workers.rollout.chat.calls import CallReader, schema_for_parser, without_thoughts
 from verl.workers.rollout.chat.template import ChatTemplate
 from verl.workers.rollout.contexts import END_OF_THINKING, THINK, ContextRule
 from verl.workers.rollout.environment import Answer, BranchLost, Ends, TurnEnd

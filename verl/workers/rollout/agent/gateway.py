@@ -25,14 +25,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from verl.workers.rollout.agent.chat_completions import (
+    AgentRequest,
     ApiError,
     Reply,
+    agent_request,
     chat_completion,
     error_response,
     event_stream,
     ignored_parameters,
 )
-from verl.workers.rollout.agent.messages import AgentRequest, agent_request
 
 logger = logging.getLogger(__name__)
 

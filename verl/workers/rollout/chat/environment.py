@@ -11,8 +11,14 @@ from typing import Any
 
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
-from verl.workers.rollout.chat.arguments import CallFault, arguments_of, sample_arguments, schema_for_parser
-from verl.workers.rollout.chat.calls import Call, CallReader
+from verl.workers.rollout.chat.calls import (
+    Call,
+    CallFault,
+    CallReader,
+    arguments_of,
+    sample_arguments,
+    schema_for_parser,
+)
 from verl.workers.rollout.chat.template import UNKNOWN, ChatTemplate
 from verl.workers.rollout.environment import Answer, BranchLost, Ends, Environment, TurnEnd
 from verl.workers.rollout.stateful import InstanceKeys, InstancePool

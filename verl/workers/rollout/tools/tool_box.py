@@ -24,8 +24,7 @@ from verl.utils.moved import present_name
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput, ToolSession, ToolSet
-from verl.workers.rollout.tools.tool_process import ToolProcess, runs_in_process
-from verl.workers.rollout.tools.tool_thread import ToolThread
+from verl.workers.rollout.tools.tool_runners import ToolProcess, ToolThread, runs_in_process
 
 logger = logging.getLogger(__name__)
 

@@ -9,15 +9,14 @@ import tempfile
 import pytest
 
 from verl.workers.rollout.tools.search import cache as search_cache
-from verl.workers.rollout.tools.search import node_files
-from verl.workers.rollout.tools.search.node_files import node_folder
+from verl.workers.rollout.tools.search.cache import node_folder
 from verl.workers.rollout.tools.search.tool import LocalSearchTool
 
 FOLDER = f"verl_search_cache_{os.getuid()}"
 # a process that opens the cache as the tool does, without `import verl`, which takes seconds
 PROCESS = f"""
 import runpy, sys
-folder = runpy.run_path({node_files.__file__!r})["node_folder"]("search_cache")
+folder = runpy.run_path({search_cache.__file__!r})["node_folder"]("search_cache")
 cache = runpy.run_path({search_cache.__file__!r})["SearchCache"](folder / "search_cache.sqlite")
 cache.put(sys.argv[1], "kept by " + sys.argv[1])
 """

@@ -27,8 +27,7 @@ import httpx
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
 from verl.workers.rollout.tools.http_json import checked_url, is_loopback, json_client, post_json
 from verl.workers.rollout.tools.plain_text import neutral, one_line
-from verl.workers.rollout.tools.search.cache import SearchCache
-from verl.workers.rollout.tools.search.node_files import node_folder
+from verl.workers.rollout.tools.search.cache import SearchCache, node_folder
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # most seconds between requests to a busy server, doubling
 MAX_QUERY_CHARS = 1000
