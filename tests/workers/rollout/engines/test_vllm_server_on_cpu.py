@@ -28,7 +28,7 @@ from verl.utils.fault_reports import RunError
 from verl.workers.rollout.engines import vllm_server
 from verl.workers.rollout.engines.interface import GenerationRequest
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
-from verl.workers.rollout.engines.request_batching import ExchangeServer
+from verl.workers.rollout.engines.request_batching import BatchingServer
 from verl.workers.rollout.engines.vllm_server import LLMClientEngine
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import TREE_METRICS
@@ -87,7 +87,7 @@ class UpstreamServer:
 
 
 @ray.remote
-class Server(ExchangeServer, UpstreamServer):
+class Server(BatchingServer, UpstreamServer):
     """As `TopLogprobsServer`."""
 
 
@@ -339,7 +339,7 @@ def test_a_server_of_upstreams_own_is_asked_request_by_request(model):
     engine = LLMClientEngine(Client())
     made = asyncio.run(group())
     assert [part.token_ids for part in made] == [asyncio.run(generate(inside, [i])).token_ids for i in range(3)]
-    assert server.asked == 3 and not engine.servers.exchanges
+    assert server.asked == 3 and not engine.servers.batchers
 
 
 def test_a_server_without_entropies_is_named(actors, model):

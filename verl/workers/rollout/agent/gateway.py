@@ -43,7 +43,7 @@ KEEP_ALIVE_SECONDS = 3600  # a program may run its tools for long between two re
 
 
 @dataclass(eq=False)
-class _Call:
+class _WaitingRequest:
     """A request and the future of its reply with the reply's number; None if the session ends first."""
 
     request: AgentRequest
@@ -57,8 +57,8 @@ class Session:
     def __init__(self, base_url: str, api_key: str, ended: Callable[[], Any]):
         self.base_url, self.api_key = base_url, api_key
         self.n_requests = self.n_disconnected = self._n_replies = 0
-        self._pending: list[_Call] = []
-        self._handed_out: list[_Call] = []
+        self._pending: list[_WaitingRequest] = []
+        self._handed_out: list[_WaitingRequest] = []
         self._changed = asyncio.Event()
         self._closed, self._ended = False, ended
 
@@ -105,7 +105,7 @@ class Session:
         self._changed.set()
         self._ended()
 
-    def _add(self, request: AgentRequest) -> _Call:
+    def _add(self, request: AgentRequest) -> _WaitingRequest:
         if self._closed:
             raise _ended_error()
         answer = asyncio.get_running_loop().create_future()
@@ -113,13 +113,13 @@ class Session:
             if call.answer.cancelled() and call.request == request:  # its client has given up, and asks again
                 call.answer = answer
                 return call
-        call = _Call(request, answer)
+        call = _WaitingRequest(request, answer)
         self.n_requests += 1
         self._pending.append(call)
         self._changed.set()
         return call
 
-    def _drop(self, call: _Call) -> None:
+    def _drop(self, call: _WaitingRequest) -> None:
         """Forget the reply of a call whose client has left."""
         call.answer.cancel()
         if call in self._pending:

@@ -47,7 +47,7 @@ class McpServer:
     def __init__(self, transport: Callable[[], Transport], *, start_timeout: float, has_sessions: bool):
         self._transport, self._start_timeout = transport, start_timeout
         self._mode: ConnectMode = "legacy" if has_sessions else "auto"
-        self._all: set[_Session] = set()  # sessions that have not ended
+        self._all: set[_OpenConnection] = set()  # sessions that have not ended
         self._stopped = False
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="MCP sessions", daemon=True).start()
@@ -65,13 +65,13 @@ class McpServer:
 
     # These run in the connections' thread.
 
-    def open(self) -> "_Session":
-        session = _Session(self._transport(), self._mode, self._start_timeout)
+    def open(self) -> "_OpenConnection":
+        session = _OpenConnection(self._transport(), self._mode, self._start_timeout)
         self._all.add(session)
         session.task.add_done_callback(lambda _: self._all.discard(session))
         return session
 
-    async def end(self, sessions: "set[_Session]") -> None:
+    async def end(self, sessions: "set[_OpenConnection]") -> None:
         for session in sessions:
             session.end()
         if sessions:
@@ -84,7 +84,7 @@ class McpConnection:
 
     def __init__(self, server: McpServer, *, reopens: bool):
         self.server, self.reopens = server, reopens
-        self._session: _Session | None = None
+        self._session: _OpenConnection | None = None
         self._opened, self._reported, self._failures = 0, 0, 0
 
     async def client(self) -> Client:
@@ -133,7 +133,7 @@ class McpConnection:
             await self.server.end({self._session})
 
 
-class _Session:
+class _OpenConnection:
     """An open connection in a task of its own, because it must be left by the task that has entered it.
 
     Attributes:
