@@ -55,8 +55,7 @@ def answer_tokens(tokenizer, closing: str, answer: str) -> tuple[list[int], list
 
 
 def closing_text(config) -> str:
-    """Return the text that closes a thought and opens an answer: `actor_rollout_ref.rollout.answer_closing`, or if that
-    is null the default for the run's environment."""
+    """Return the text that closes a thought and opens an answer: `rollout.answer_closing`, or the environment's."""
     closing = config.actor_rollout_ref.rollout.get("answer_closing")
     if closing is not None:
         return closing

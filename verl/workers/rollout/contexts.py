@@ -111,8 +111,7 @@ class ContextRule:
 
 
 def contexts_cell(contexts: Sequence[Context]) -> np.ndarray:
-    """Return contexts as a cell of the column `CONTEXTS`: their number, start and length of each (-1 for None), and
-    the ids of all."""
+    """Return contexts as a cell: their number, start and length of each (-1 for None), and the ids of all."""
     ends = [number for start, ids in contexts for number in (start, -1 if ids is None else len(ids))]
     all_ids = [token for _, ids in contexts for token in ids or ()]
     return np.array([len(contexts), *ends, *all_ids], dtype=np.int64)

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 
 class Ends(Enum):
-    """The end that a token of the model makes: none, that of its turn, which the environment answers, or that of the
-    trajectory."""
+    """The end that a token of the model makes: none, its turn's, which the environment answers, or the trajectory's."""
 
     NO = "no"
     TURN = "turn"
@@ -143,13 +142,12 @@ class Environment:
         raise NotImplementedError
 
     def counted_rewards(self, rewards: Sequence[float]) -> list[float] | None:
-        """Return what the rewards of a trajectory's turns count for its reward, their sum; None if the reward loop
-        scores the trajectory instead."""
+        """Return what turns' rewards count for the trajectory's, their sum; None if the reward loop scores it
+        instead."""
         return None
 
     def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
-        """Return metrics of a prompt, given the descriptions of its calls; a call that several trajectories share
-        counts once."""
+        """Return metrics of a prompt, given descriptions of its calls; a shared call counts once."""
         return {}
 
 

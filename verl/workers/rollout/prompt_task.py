@@ -24,8 +24,7 @@ class PromptSettings:
     tree: tuple[Any, ...] = ()
 
     def merged(self, other: "PromptSettings") -> "PromptSettings":
-        """Return both settings as one: `occurrence` and `sampler` are `other`'s if it sets them; `tree` has the records
-        of both."""
+        """Return both settings as one; `occurrence` and `sampler` are `other`'s if it sets them."""
         return PromptSettings(
             other.occurrence or self.occurrence, other.sampler or self.sampler, (*self.tree, *other.tree)
         )

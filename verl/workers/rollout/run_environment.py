@@ -48,8 +48,8 @@ def context_rule_of(config, tokenizer) -> ContextRule | None:
 
 
 def environment_of(config, tokenizer, builder: ContinuousTokenBuilder | None = None) -> Environment:
-    """Return the environment of a run's config with its tools loaded. Without a `builder` for the chat template, one is
-    made for the model of the config. Raise ValueError if a tool does not work, or the chat template does not fit."""
+    """Return the environment of a run's config with its tools loaded, which have been tried. Without a `builder` for
+    the chat template, one is made for the config's model."""
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     environment, keys = parts_of(rollout).environment, environment_keys(config)
     if environment == "none":
@@ -76,8 +76,7 @@ def _template(config, tokenizer, builder: ContinuousTokenBuilder | None, closes:
 
 
 def try_environment(config, row: Mapping[str, Any]) -> None:
-    """Try what answers the model on this machine: the tools, or a reset of the environment for a row of the data. Raise
-    ValueError, which names the key, if it does not work."""
+    """Try the tools, or a reset of the environment for a row; raise ValueError, which names the key, if it fails."""
     rollout = config.actor_rollout_ref.rollout
     tree, environment = parts_of(rollout)
     if environment == "gym":

@@ -55,8 +55,7 @@ class InstanceKeys(ContextKeys):
 
 @dataclass(frozen=True)
 class Step:
-    """The result of an action: an observation, which replays compare, the action's reward, and whether the episode is
-    done. Of a reset only the observation is used."""
+    """The result of an action; replays compare the observation. Of a reset only the observation is used."""
 
     observation: Any
     reward: float | None = None
@@ -91,8 +90,7 @@ class Instance(ABC):
 
     @abstractmethod
     async def reset(self) -> Any:
-        """Begin, and return the first observation; called once, before any step. Every instance of a prompt begins in
-        the same state."""
+        """Begin, in the same state in every instance of a prompt, and return the first observation; called once."""
 
     async def reset_again(self, recorded: Any) -> Any:
         """Begin as `reset`, given the first observation that another instance has returned."""
@@ -117,8 +115,8 @@ class Instance(ABC):
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A state as a value: the state before the action, the action that led here, and its result. The first state has
-    neither, and the result of the reset. Two states are equal only if they are the same object."""
+    """A state as a value: what was before the action, the action and its result; the first state's is the reset's. Two
+    states are equal only if they are the same object."""
 
     before: "State | None"
     action: Hashable
@@ -163,8 +161,7 @@ class InstancePool:
             raise
 
     def make_room(self, reason: Exception) -> None:
-        """Close the instance that has been idle for the longest time, because what all share has no place for another;
-        log the reason once per kind."""
+        """Close the instance that has been idle for the longest time; log the reason once per kind."""
         if type(reason) not in self._logged:
             self._logged.add(type(reason))
             logger.warning(f"instances of the environment wait: {cause_of(reason)}")
@@ -409,8 +406,7 @@ class StatefulEnvironment(Environment):
         return instance
 
     async def _fresh(self, first: State | None = None) -> tuple[Instance, Any]:
-        """Return a new instance, for which a place has been taken, and its first observation; `first` is the prompt's
-        first state, if there is one."""
+        """Return a new instance, for which a place has been taken, and its first observation."""
         try:
             instance = self.create()
             await instance.prepare(self.pool.make_room)
@@ -449,8 +445,7 @@ class StatefulEnvironment(Environment):
         task.add_done_callback(self._closing.discard)
 
     async def _call(self, what: str, call: Callable[[], Coroutine[Any, Any, T]], instance: Instance) -> T:
-        """Return the result of an instance's call. If it fails or takes too long, close the instance and raise
-        BranchLost."""
+        """Return the result of an instance's call. If it fails or takes too long, close it and raise BranchLost."""
         started = monotonic()
         try:
             async with instance.one_call:

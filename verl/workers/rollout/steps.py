@@ -43,8 +43,7 @@ def split_steps(
 
 
 def add_steps(tree: TrajectoryTree, at: int | None, steps: Iterable[Sequence[Segment]]) -> list[int]:
-    """Add steps one below the other after the segment `at`, or the prompt if it is None; return the index of the
-    segment that ends each step."""
+    """Add steps one below the other after the segment `at`, or the prompt; return the last segment of each step."""
     ends = []
     for step in steps:
         for segment in step:

@@ -300,8 +300,7 @@ class BranchPolicy(ABC):
         """Fill `builder.tree`: its segments, `leaves` (1 to n, in the order of the rows) and `metrics`."""
 
     def data_for_trainer(self, tree: TrajectoryTree) -> Any:
-        """Return a record of what the trainer needs of a finished tree beside its rows, for `Component`s to read by
-        `BatchRows.tree_data`; None if it needs nothing."""
+        """Return a record of a finished tree for components (`BatchRows.tree_data`); None if they need nothing."""
         return None
 
 

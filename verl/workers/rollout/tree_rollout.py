@@ -221,8 +221,7 @@ class TreeRollout:
         return {"max_tokens": rollout.response_length, "max_model_len": most_tokens(rollout)}
 
     def _set_contexts(self, outputs: Sequence[TrajectoryOutput], tree: TrajectoryTree) -> dict[str, float]:
-        """Set the rows' contexts, of which those are trained that `environment.max_rows` and the micro-batches allow,
-        and return metrics."""
+        """Set the rows' contexts, trained as far as `environment.max_rows` and micro-batches allow; return metrics."""
         keys, budget = environment_keys(self.config), least_budget(self.config.actor_rollout_ref)
         n_sequences, untrained = 0, 0
         for output, leaf in zip(outputs, tree.leaves, strict=True):
@@ -338,8 +337,7 @@ def _versions_of(tree: TrajectoryTree, leaf: int, tokens, mask, versions: Weight
 
 
 def least_budget(config) -> float:
-    """Return the least number of tokens of a micro-batch, of the update's and those for log-probabilities, given the
-    section `actor_rollout_ref`."""
+    """Return the least number of tokens of a micro-batch by the section `actor_rollout_ref`."""
     budgets = [config.actor.ppo_max_token_len_per_gpu] if config.actor.use_dynamic_bsz else []
     for section in (config.rollout, config.ref):
         if section.get("log_prob_use_dynamic_bsz") and section.get("log_prob_max_token_len_per_gpu"):

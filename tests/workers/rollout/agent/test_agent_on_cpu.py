@@ -132,7 +132,7 @@ def test_a_helper_has_a_context_of_its_own_and_the_first_conversation_goes_on():
     ("reasoning", "thinking", "n_contexts"),
     [("hidden", "kept", 0), ("hidden", "dropped", 1), ("content", "kept", 0)],
 )
-def test_what_the_model_thinks_is_hidden_or_sent_and_read_or_not(reasoning, thinking, n_contexts):
+def test_thoughts_are_hidden_or_sent_and_read_or_not(reasoning, thinking, n_contexts):
     turns = ["<think>\nabc\n</think>\n\n" + CALL % 3 + END, "<think>d</think>Seven." + END]
     engine, tree, _ = run("plain", *turns, name="qwen3", reasoning=reasoning, thinking=thinking)
     assert len(tree.contexts(tree.leaves[0])) == n_contexts

@@ -90,7 +90,7 @@ async def test_an_error_is_that_requests_alone():
     assert isinstance(error, RuntimeError) and "ValueError: no such prompt" in str(error)
 
 
-async def test_what_is_given_up_ends_on_the_server():
+async def test_a_cancelled_request_ends_on_the_server():
     server = Server()
     batcher = RequestBatcher(server.handle())
     asked = [asyncio.create_task(batcher.send(prompt=f"{i}", seconds=60)) for i in range(5)]

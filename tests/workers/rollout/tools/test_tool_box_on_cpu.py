@@ -262,5 +262,5 @@ def test_a_tool_shows_that_it_works_before_a_run_begins(caplog, monkeypatch):
         ("fine", False),
     ],
 )
-def test_who_is_at_fault(step, own_fault):
+def test_passing_and_unknown_errors_are_the_tools_own_fault(step, own_fault):
     assert call(box([step], retry_count=0, timeout=0.05)).own_fault == own_fault

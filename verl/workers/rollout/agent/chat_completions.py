@@ -61,8 +61,7 @@ def agent_request(body: Mapping[str, Any], ignored: Sequence[str] = ()) -> Agent
 
 
 def plain_message(message: Any) -> dict[str, Any]:
-    """Return a message with its role, text and calls only; raise ValueError if it is no message, or holds more than
-    text."""
+    """Return a message with its role, text and calls only; raise ValueError if it holds more than text."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ValueError("messages: expected objects with a role")
     role = {"developer": "system"}.get(message["role"], message["role"])

@@ -333,9 +333,7 @@ class Agent(StatefulEnvironment):
     async def _said(self, before: Conversation, turn: Sequence[int]) -> tuple[Reply, dict[str, Any]]:
         """Return a turn as the program gets it, and as a message with all its text."""
         text, calls = await self.reader.message(turn, _parser_schemas(before.request.tools))
-        for token in self.template.control_tokens.special.values():
-            text = text.replace(token, "")
-        content = text
+        content = text = self.template.control_tokens.removed(text)
         if self.keys.reasoning == "hidden":
             content = "" if THINK in text and END_OF_THINKING not in text else without_thoughts(text).lstrip("\n")
         stop = self._stop_in(content, before.request)

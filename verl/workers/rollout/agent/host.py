@@ -37,8 +37,7 @@ OUT_OF_MEMORY = r"MemoryError|bad_alloc|[Cc]annot allocate memory"
 
 
 def load_function(class_path: str) -> Any:
-    """Return a function; None for an empty path, for programs that are commands. Raise ValueError if it cannot be
-    imported."""
+    """Return a function; None for an empty path, of programs that are commands."""
     if not class_path:
         return None
     module, _, name = class_path.rpartition(".")

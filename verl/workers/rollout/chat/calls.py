@@ -23,6 +23,16 @@ logger = logging.getLogger(__name__)
 FORMAT = "actor_rollout_ref.rollout.multi_turn.format"
 PYTHON_TAG = "<|python_tag|>"
 UNREADABLE = "the call cannot be read"
+MAX_SHOWN_CHARS = 200  # largest number of characters of a fault that the model reads
+TYPES: dict[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
+SAMPLES = {"string": "…", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
 _FENCE = re.compile(r"\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*", re.DOTALL)
 _ANALYSIS = re.compile(r"<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|$)", re.DOTALL)
 
@@ -129,7 +139,7 @@ class CallReader:
 
     async def read(self, turn: Sequence[int], tools: list[OpenAIFunctionToolSchema]) -> list[Call]:
         """Return the calls of a turn in order, also those that cannot be read; none if the turn is a final answer."""
-        parsed = await self._parsed([*self._begins, *turn], tools)
+        _, parsed = await self.message(turn, tools)
         calls = [Call(call.name, call.arguments, call.tool_call_id) for call in parsed]
         text = without_thoughts(self.tokenizer.decode(list(turn), skip_special_tokens=False))
         with_broken = JSON_CALLS[self.format](text) if self.format in JSON_CALLS else []
@@ -142,37 +152,14 @@ class CallReader:
     async def message(
         self, turn: Sequence[int], tools: list[OpenAIFunctionToolSchema]
     ) -> tuple[str, list[FunctionCall]]:
-        """Return a turn as a server would: its text, with special tokens, and the calls that can be read."""
+        """Return a turn's text with special tokens, and the calls that can be read; none if the parser fails."""
         try:
             return await self.parser.extract_tool_calls([*self._begins, *turn], tools)
         except Exception as error:
-            self._log(error)
+            if type(error).__name__ not in self._logged:
+                self._logged.add(type(error).__name__)
+                logger.warning(f"{FORMAT}={self.format} failed on a turn; later ones are not logged", exc_info=error)
             return self.tokenizer.decode(list(turn), skip_special_tokens=False), []
-
-    async def _parsed(self, token_ids: list[int], tools: list[OpenAIFunctionToolSchema]) -> list[FunctionCall]:
-        """Return the parser's calls; none if it fails, since the model's text must not end a run."""
-        try:
-            return (await self.parser.extract_tool_calls(token_ids, tools))[1]
-        except Exception as error:
-            self._log(error)
-            return []
-
-    def _log(self, error: Exception) -> None:
-        if type(error).__name__ not in self._logged:
-            self._logged.add(type(error).__name__)
-            logger.warning(f"{FORMAT}={self.format} failed on a turn; later ones are not logged", exc_info=error)
-
-
-MAX_SHOWN_CHARS = 200  # largest number of characters of a fault that the model reads
-TYPES: dict[str, Any] = {
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-}
-SAMPLES = {"string": "…", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
 
 
 class CallFault(ValueError):
@@ -180,8 +167,7 @@ class CallFault(ValueError):
 
 
 def arguments_of(call: Call, tools: Mapping[str, BaseTool]) -> tuple[BaseTool, dict[str, Any]]:
-    """Return the tool of a call and its arguments. Raise CallFault if the call could not be read, there is no such
-    tool, or its schema does not allow the arguments."""
+    """Return a call's tool and arguments; raise CallFault if there is no such tool, or it does not allow these."""
     if call.fault:
         raise CallFault(one_line(call.fault, MAX_SHOWN_CHARS))
     if call.name not in tools:
@@ -209,14 +195,11 @@ def _check_names(name: str, schema: Mapping[str, Any], arguments: Mapping[str, A
     for key, value in arguments.items():
         about = properties.get(key)
         named = about.get("type") if isinstance(about, Mapping) else None
-        if isinstance(named, str) and named in TYPES and not _is_of_type(value, named):
+        if not isinstance(named, str) or named not in TYPES:
+            continue
+        is_wrong_bool = isinstance(value, bool) and named != "boolean"  # Python takes it for a number
+        if is_wrong_bool or not isinstance(value, TYPES[named]):
             raise CallFault(f"the argument {key} of {name} is no {named}")
-
-
-def _is_of_type(value: Any, name: str) -> bool:
-    if isinstance(value, bool):  # which Python takes for a number
-        return name == "boolean"
-    return isinstance(value, TYPES[name])
 
 
 def sample_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,8 +214,7 @@ def sample_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def schema_for_parser(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function for verl's parsers, which read the types of its arguments; a type that is none of JSON
-    schema's is `object`."""
+    """Return a function for verl's parsers, which read its arguments' types; `object` stands for other types."""
     about = function["function"]
     schema = about.get("parameters") or {}
     properties = {name: {"type": _type_of(value)} for name, value in (schema.get("properties") or {}).items()}

@@ -64,7 +64,7 @@ def result_text(template: ChatTemplate, text: str) -> str:
 
 class Chat(Environment):
     """The environment of `environment=chat`, of all tools or of those that a row selects (`names`). `multi_turn` is
-    verl's section of that name. Raise ValueError if the chat template does not describe the tools."""
+    verl's section of that name."""
 
     def __init__(
         self,
@@ -131,8 +131,7 @@ class Chat(Environment):
         return replace(call, name=name, id=self._harmless(call.id))
 
     async def _run(self, calls: Sequence[Call], state: ToolStates | None) -> tuple[list[ToolCall], ToolStates | None]:
-        """Return the outcomes of calls, whose texts have no control tokens, and the sessions' states after them; a call
-        with a fault does not run."""
+        """Return the outcomes of calls, and the sessions' states after them; a call with a fault does not run."""
         outcomes: dict[int, ToolCall] = {}
         contents: dict[int, tuple[str, str]] = {}
         for i, call in enumerate(calls):

@@ -28,8 +28,8 @@ UNKNOWN = "unknown"  # a tool's name where the model gave none
 
 
 def make_builder(tokenizer, model_type: str | None, template_options: Mapping[str, Any]) -> ContinuousTokenBuilder:
-    """Return verl's builder for a text model by the `model_type` of its config.json, or the general builder for None.
-    Raise ValueError if the model reads more than text, or its tokenizer lacks a token that its family needs."""
+    """Return verl's builder for a text model by its config's `model_type`, or the general builder for None. Raise
+    ValueError if it cannot build prompts."""
     try:
         return create_continuous_token_builder(
             tokenizer, hf_model_type=model_type, chat_template_kwargs=dict(template_options)
@@ -113,8 +113,8 @@ class ChatTemplate:
         return self.after(turn, {"role": "assistant", "content": FINE}, [message])
 
     def extended(self, read: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
-        """Return a prompt with further messages, the assistant's first, and the next turn's beginning; None if the
-        prompt does not end with a turn's beginning."""
+        """Return a prompt with further messages, the assistant's first; None if it does not end with a turn's
+        beginning."""
         n = len(self._beginning)
         if list(read[-n:]) != self._beginning:
             return None
@@ -131,8 +131,7 @@ class ChatTemplate:
         return tokens[: ends[-1] + 1] if ends else tokens
 
     def example(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return a call as the template renders it, for a model that has written a broken one; in JSON if the template
-        cannot render these arguments."""
+        """Return a call as the template renders it, for a model that has written a broken one, or else in JSON."""
         try:
             tokens = self.turn("", [Call(name, json.dumps(arguments, ensure_ascii=False))])
         except Exception:  # a template may raise anything, and must not end the run

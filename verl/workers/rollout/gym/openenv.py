@@ -92,8 +92,7 @@ class OpenEnvServer:
 
 
 class OpenEnvInstance(Instance):
-    """A session on a server. `task` holds fields for the server's `reset`; a seed among them takes the place of
-    `seed`."""
+    """A session on a server. `task` has fields for its `reset`; a seed among them takes the place of `seed`."""
 
     def __init__(self, server: OpenEnvServer, task: Mapping[str, Any] | None, seed: int):
         if not isinstance(task, Mapping | None):
@@ -145,8 +144,7 @@ class OpenEnvInstance(Instance):
             return Step(f"Error: {error.text}")  # the environment has not seen the action
 
     def _action(self, text: str) -> dict[str, Any]:
-        """Return the object for an action's text; raise ServerError if it is none, and actions have not one text
-        field."""
+        """Return the object for an action's text; raise ServerError for another text where actions have many fields."""
         field, value = text_field(self.server.action_fields), None
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(text)
@@ -158,8 +156,7 @@ class OpenEnvInstance(Instance):
         return {field: text}
 
     async def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a message, and return the data of the server's answer. Raise ServerError if that is an error, and
-        InstanceLost if the session has ended."""
+        """Return the data of the server's answer; raise ServerError, or InstanceLost if the session has ended."""
         assert self.connection is not None
         try:
             with contextlib.suppress(ConnectionClosed):  # the server's reason may have come before

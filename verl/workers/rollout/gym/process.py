@@ -115,8 +115,7 @@ class Host:
             raise InstanceLost("its process has ended") from error
 
     async def call(self, method: str, number: int, *arguments: Any) -> Any:
-        """Call a method of an instance; the caller holds `one_call`. Raise InstanceLost if the process has ended, and
-        RuntimeError if the method failed."""
+        """Call a method of an instance; the caller holds `one_call`. Raise InstanceLost or RuntimeError if it fails."""
         if self.is_lost:
             raise InstanceLost("its process has ended")
         try:

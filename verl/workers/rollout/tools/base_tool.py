@@ -128,8 +128,8 @@ class BaseTool(ABC):
 
     @classmethod
     def tags(cls, **params) -> list[str]:
-        """Return the tags of the tool that the constructor makes with these arguments. If only a made tool knows its
-        tag, an override makes one."""
+        """Return the tags of the tool with these arguments. If only a made tool knows its tag, an override makes
+        one."""
         return [cls.trigger_tag]
 
     @classmethod

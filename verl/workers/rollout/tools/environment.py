@@ -85,8 +85,7 @@ def description_of(call: ToolCall) -> dict[str, Any]:
 
 
 def call_metrics(calls: Sequence[dict]) -> dict[str, float]:
-    """Return the numbers of calls and failures; for each tool also the numbers of its own faults, malformed calls,
-    retries, restarts and cache hits, and the mean seconds of a call."""
+    """Return the numbers of calls, failures and other events, and the mean seconds of a call, in all and by tool."""
     metrics: dict[str, float] = {"tool_calls": len(calls), "tool_failures": sum(not call["ok"] for call in calls)}
     for tool in sorted({call["tool"] for call in calls}):
         own_calls = [call for call in calls if call["tool"] == tool]

@@ -62,3 +62,9 @@ class ControlTokens:
     def harmless(self, text: str) -> str:
         """Return `clean(text)` without control tokens: `spaced` changes them."""
         return spaced(clean(text), self.texts)
+
+    def removed(self, text: str) -> str:
+        """Return a text without the tokens that the tokenizer calls special."""
+        for token in self.special.values():
+            text = text.replace(token, "")
+        return text

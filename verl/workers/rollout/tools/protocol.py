@@ -44,8 +44,7 @@ class Protocol:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def first_call(self, token_ids: Sequence[int]) -> tuple[int, str] | None:
-        """Return (number of tokens up to the end of the first closing tool tag, tag); None if no tool tag closes. The
-        last token may extend beyond the tag if the tokenizer merges across its end."""
+        """Return (number of tokens up to the one in which the first tool's tag closes, tag); None if none closes."""
         if not self._closed(self.text_of(token_ids)):
             return None
         low, high = 1, len(token_ids)  # bounds of the length of the shortest prefix with a closing tag

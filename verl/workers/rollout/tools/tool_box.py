@@ -77,8 +77,8 @@ class ToolsConfig:
 
 
 def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool] | type[ToolSet], dict[str, Any]]:
-    """Return the class and the constructor's arguments of an entry of tool_instances; raise ValueError, which names the
-    key, for any other entry."""
+    """Return the class and arguments of an entry of tool_instances; raise ValueError, which names the key, for
+    others."""
     key = f"{_SECTION}.tool_instances.{name}"
     unknown = sorted(set(instance) - {"class_path", "params"})
     if unknown or not instance.get("class_path"):
@@ -168,8 +168,7 @@ class ToolBox:
                 self._processes[tool.trigger_tag] = ToolProcess(tool.name, _made, (name, dict(instance)))
 
     def selected_by(self, row: Mapping[str, Any]) -> list[str]:
-        """Return the tags of the tools that a row selects by `extra_info.tool_selection` or a column `tools`, by
-        default all."""
+        """Return the tags that a row selects by `extra_info.tool_selection` or a column `tools`, by default all."""
         key, names = "extra_info.tool_selection", (row.get("extra_info") or {}).get("tool_selection")
         if names is None:
             key, names = "tools", row.get("tools")
@@ -195,8 +194,7 @@ class ToolBox:
             )
 
     async def start(self) -> None:
-        """Check that the calls of every tool will work; raise ValueError, or with `fail_on_error=false` log it, if
-        not."""
+        """Check that every tool works; raise ValueError if not, or with `fail_on_error=false` log it."""
         for tool in self.tools.values():
             _, error, _ = await self._retried(partial(self._try_start, tool))
             if error is None:
@@ -239,8 +237,7 @@ class ToolBox:
                 self._threads[tag].stop()
 
     async def call(self, tag: str, content: str, session: ToolSession | None = None) -> ToolCall:
-        """Run the tool of a tag, in a session if it has sessions, and return the outcome; a failure of any kind gives
-        `ok=False` and is not raised."""
+        """Run the tool of a tag, in a session if it has one; a failure of any kind gives `ok=False`."""
         tool, seconds = self.tools[tag], 0.0
         # A session has a connection of its own, and no two calls at once.
         limit = nullcontext() if session else self._group_places.get(tool.group, nullcontext())

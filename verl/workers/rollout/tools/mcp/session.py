@@ -16,7 +16,7 @@ from mcp import Client, MCPError
 from mcp.client.client import ConnectMode
 from mcp_types import CallToolResult, Tool
 
-from verl.workers.rollout.tools.mcp.transports import END_SECONDS, MAX_SHOWN_CHARS
+from verl.workers.rollout.tools.mcp.transports import END_SECONDS, MAX_REASON_CHARS
 from verl.workers.rollout.tools.plain_text import one_line
 
 MAX_FAILURES = 3  # number of calls in a row without an answer after which a connection is given up
@@ -88,8 +88,7 @@ class McpConnection:
         self._opened, self._reported, self._failures = 0, 0, 0
 
     async def client(self) -> Client:
-        """Return the open client, or open one. Raise OpeningError if none can be opened, and ConnectionLost if the
-        connection has ended, and does not reopen."""
+        """Return the client, opened if need be. Raise OpeningError, or ConnectionLost if it does not reopen."""
         if self._session is None or self._session.ended:
             if self._opened and not self.reopens:
                 raise ConnectionLost
@@ -202,4 +201,4 @@ def reason_of(error: BaseException) -> str:
         causes = [inner for cause in causes for inner in getattr(cause, "exceptions", [cause])]
     # That requests were not answered follows from what has ended the connection.
     cause = min(causes, key=lambda cause: isinstance(cause, MCPError))
-    return one_line(str(cause), MAX_SHOWN_CHARS) or type(cause).__name__
+    return one_line(str(cause), MAX_REASON_CHARS) or type(cause).__name__

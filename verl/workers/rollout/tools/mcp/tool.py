@@ -120,8 +120,7 @@ class MCPKeys:
 
 
 class MCPTool(ToolSet):
-    """The tools of an MCP server; `params` are the keys of `MCPKeys`. Raise ValueError if the server cannot be started
-    or reached, or lacks a tool of `tools`."""
+    """The tools of an MCP server; `params` are the keys of `MCPKeys`. Raise ValueError if it does not work."""
 
     def __init__(self, **params: Any):
         keys = _keys(params)

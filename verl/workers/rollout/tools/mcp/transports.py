@@ -30,7 +30,7 @@ END_SECONDS = 2.0  # time for a server's process to end after its standard input
 LAST_SECONDS = 0.5  # time to read what a process has written before its end, if another holds its standard output open
 CONNECT_SECONDS = 30.0
 KEPT_ERROR_BYTES = 2000  # of a process's standard error
-MAX_SHOWN_CHARS = 1000  # of these in a message
+MAX_REASON_CHARS = 1000  # of these in a message
 MARK = "VERL_MCP_CONNECTION"  # environment variable, different for each connection
 
 
@@ -78,7 +78,7 @@ async def stdio_transport(command: Sequence[str], pass_env: Sequence[str]) -> As
         raise ended()
 
     def ended() -> ConnectionError:
-        words = one_line(last_words.decode(errors="replace")[-MAX_SHOWN_CHARS:], MAX_SHOWN_CHARS)
+        words = one_line(last_words.decode(errors="replace")[-MAX_REASON_CHARS:], MAX_REASON_CHARS)
         return ConnectionError(f"the server's process has ended; its last words: {words}")
 
     async def write() -> None:
@@ -136,8 +136,7 @@ async def _next_line(stream: asyncio.StreamReader) -> tuple[bytes, bool]:
 
 
 async def _end(process: asyncio.subprocess.Process, mark: bytes) -> None:
-    """End a process, its group, and all that have its mark in their environment: its standard input is closed, and what
-    is left after END_SECONDS is killed."""
+    """End a process, its group, and all with its mark: close its input, and kill what is left after END_SECONDS."""
     try:
         process.stdin.close()
         await _wait(process)

@@ -22,8 +22,7 @@ MAX_OUTPUT_BYTES, END_SECONDS = 4 << 20, 10
 
 
 class PythonSession(ToolSession):
-    """A session, whose process its first call takes. Its cells share the interpreter, limits and places of a
-    `PythonTool`."""
+    """A session, whose process its first call takes; cells share limits and places of a `PythonTool`."""
 
     def __init__(self, tool: Any):
         self._tool, self._process = tool, None

@@ -270,14 +270,12 @@ class Interpreter:
         return value
 
     async def run(self, code: bytes, seconds: float) -> Result:
-        """Run a program, a text in UTF-8, to its end or for at most `seconds`, and return the result.
-        Raises ToolError if its process could not be confined, or the interpreter has ended."""
+        """Run a program, a text in UTF-8, for at most `seconds`; raise ToolError if it could not be confined."""
         with contextlib.closing(SessionProcess(self)) as process:
             return await process.run(code, seconds)
 
     def lost(self, end: socket.socket) -> ToolError:
-        """Return the error of a process that has ended before it read the program. Raises ToolError where the process
-        or the interpreter told why."""
+        """Return the error of a process that has ended before it read the program, or raise the one that it told."""
         with contextlib.suppress(BlockingIOError):
             self.value(end.recv(1 << 12))
         return _unavailable("its process has ended before it read the program")

@@ -48,8 +48,8 @@ logging.getLogger("bm25s").setLevel(logging.WARNING)  # bm25s sets its own logge
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text in order and in lower case, without English function words; nothing is stemmed. Each
-    Chinese or Japanese character is a word."""
+    """Return a text's words in lower case, without English function words; each Chinese or Japanese character is
+    one."""
     folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).lower()
     return [word for word in WORD.findall(folded) if word not in FUNCTION_WORDS]
 
@@ -124,8 +124,7 @@ class Bm25Index:
         return cls(documents, scorer)
 
     def search(self, query: str, k: int) -> list[tuple[Document, float]]:
-        """Return at most k documents that share a word with the query's first 64 distinct ones, best first, with their
-        scores."""
+        """Return at most k documents with their scores, best first; the query's first 64 distinct words count."""
         word_ids = self._scorer.get_tokens_ids(list(dict.fromkeys(words(query)))[:MAX_QUERY_WORDS])
         if not word_ids:
             return []
@@ -136,8 +135,7 @@ class Bm25Index:
         ]
 
     def save(self, folder: Path, corpus_hash: str) -> None:
-        """Write the index as a new folder, all or nothing. `load` recognizes an index of another corpus by the file's
-        SHA-256."""
+        """Write the index as a new folder, all or nothing, with the SHA-256 of its corpus."""
         with new_folder(folder) as unfinished:
             self._scorer.save(unfinished, show_progress=False)
             with pa.OSFile(str(unfinished / "documents.arrow"), "wb") as file:
@@ -148,8 +146,7 @@ class Bm25Index:
 
     @classmethod
     def load(cls, folder: Path, corpus_hash: str) -> "Bm25Index":
-        """Map a saved index into memory; raise ValueError if the folder is damaged, no index, or that of another corpus
-        or format."""
+        """Map a saved index into memory; raise ValueError if it is damaged, or of another corpus or format."""
         try:
             manifest = json.loads((folder / "manifest.json").read_text())
             sizes = {name: (folder / name).stat().st_size for name in manifest["sizes"]}
@@ -175,8 +172,7 @@ def best(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def open_index(corpus: str | Path, folder: str | Path | None = None) -> Bm25Index:
-    """Return the index of a corpus file: loaded from `folder` if it exists, else built and, with a folder, saved in
-    it."""
+    """Return the index of a corpus: loaded from `folder` if it exists, else built and, with a folder, saved."""
     corpus = Path(corpus).expanduser()
     if folder is None:
         return Bm25Index.build(read_corpus(corpus))

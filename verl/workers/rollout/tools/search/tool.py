@@ -53,8 +53,7 @@ def query_of(content: str) -> str:
 
 
 def passages_text(passages: list[Passage], result_length: int) -> str:
-    """Return the passages as text for the model. A passage's text is one line, so that none can look like several, of
-    at most `result_length` characters."""
+    """Return the passages as text for the model; one's text is one line, so that none can look like several."""
     paragraphs = []
     for i, passage in enumerate(passages, start=1):
         source = one_line(passage.source, MAX_TITLE_CHARS)
