@@ -56,8 +56,6 @@ class Programs:
         env: Mapping[str, str] = {},
         memory_mb: int | None = None,
     ):
-        if (command is None) == (class_path is None):
-            raise ValueError("set one of environment.command and environment.class_path")
         self.command, self.memory_mb = None if command is None else list(command), memory_mb
         self.folder = f"{tempfile.gettempdir()}/agent-{uuid.uuid4().hex}"
         basic = {"PATH": os.environ.get("PATH", os.defpath), "LANG": os.environ.get("LANG", "C.UTF-8")}
