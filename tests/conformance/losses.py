@@ -175,7 +175,7 @@ def test_a_correction_weighs_each_token(loss):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_with_all_its_switches_off_it_is_vanilla(loss, mode):
+def test_a_loss_with_all_switches_off_is_vanilla(loss, mode):
     """This holds with and without a correction; so is a loss that wraps another one and keeps every token."""
     part, batch = parts("loss")[loss], batch_of(1)
     if part.switches or part.wraps:

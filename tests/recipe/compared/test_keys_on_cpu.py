@@ -12,8 +12,7 @@ from tests.recipe.arpo.toy_agent import TOKENIZER, encode
 from tests.refusals import refused, says
 from tests.tables import table
 from verl.trainer.checks.parts import check_parts, check_typed_sections
-from verl.utils.parts import parts
-from verl.workers.rollout.tree_builder import policy_class
+from verl.utils.parts import parts, tree_part
 
 
 @pytest.mark.parametrize(("overrides", "message"), refused(__file__, "range"), ids=lambda text: text[-40:])
@@ -48,7 +47,7 @@ def test_a_choice_of_a_loss_has_the_papers_values(loss, values):
 def test_a_policy_has_the_configs_keys_and_the_tokenizers_text(tree, n, keys):
     overrides = [f"actor_rollout_ref.rollout.custom.{tree}.{key}={value}" for key, value in keys.items()]
     config = composed("explore", "hardware=cpu", f"tree={tree}", f"actor_rollout_ref.rollout.n={n}", *overrides)
-    policy = policy_class(tree).from_config(config, TOKENIZER)
+    policy = tree_part(tree).policy.from_config(config, TOKENIZER)
     assert policy.keys == parts("tree")[tree].keys(**keys)
     tokens = encode("a")
     assert policy.text_of(tokens if tree == "treepo" else tokens[0]) == "a"

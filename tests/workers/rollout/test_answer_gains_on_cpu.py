@@ -134,7 +134,7 @@ def two_letters(engine, before) -> float:
     return (math.log(engine.probabilities(context)[2]) + math.log(engine.probabilities([*context, 2])[3])) / 2
 
 
-def test_which_runs_need_answers_and_what_opens_them():
+def test_runs_that_read_likelihoods_need_answers():
     plain = composed("explore")
     assert not needs_answers(plain) and closing_text(plain) == CLOSING
     credit = composed("explore", "credit=igpo", "environment=tools")

@@ -279,7 +279,7 @@ def test_validation_and_greedy_groups_do_not_branch(queue):
 @pytest.mark.parametrize("has_tree", [True, False])
 @pytest.mark.parametrize("plain_suffices", [True, False])
 @pytest.mark.parametrize("environment", [True, False])
-def test_what_upstreams_agent_loops_run(queue, monkeypatch, has_tree, plain_suffices, environment):
+def test_upstreams_agent_loops_run_all_other_prompts(queue, monkeypatch, has_tree, plain_suffices, environment):
     worker, published, *_ = queue
     upstreams = []
 
@@ -314,7 +314,7 @@ ROLLOUT = {"name": "vllm", "full_determinism": False, "trace": {"backend": None}
         {"trace": {"backend": "mlflow"}},
     ],
 )
-def test_what_only_upstreams_client_can_do_is_left_to_it(rollout):
+def test_keys_that_only_upstreams_client_implements_are_left_to_it(rollout):
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT, "model": {}}})
     assert plain_suffices(config, None) and not plain_suffices(config, "a processor of images")
     config.actor_rollout_ref.rollout.update(rollout)

@@ -94,7 +94,7 @@ def test_a_path_that_ends_with_a_call_or_has_ended_is_finished_from_there():
     assert finished(engine, calling, environment=Calls(0)) == []
 
 
-def test_what_only_looks_like_the_rest_of_a_tag_ends_no_turn():
+def test_a_lookalike_of_a_tags_rest_ends_no_turn():
     """The path ends within a closing tag, and the model goes on otherwise."""
 
     class Careless(ToyPolicy):

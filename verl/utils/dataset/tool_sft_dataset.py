@@ -37,7 +37,7 @@ from verl.workers.rollout.chat.environment import result_text
 from verl.workers.rollout.chat.template import ChatTemplate, make_builder
 from verl.workers.rollout.tools.base_tool import function_of, text_schema
 from verl.workers.rollout.tools.function_calls import call_arguments
-from verl.workers.rollout.tools.protocol import MOST_CHARACTERS_A_TOKEN, Protocol
+from verl.workers.rollout.tools.protocol import MAX_CHARS_PER_TOKEN, Protocol
 from verl.workers.rollout.tools.python.tool import PythonTool
 from verl.workers.rollout.tools.search.tool import LocalSearchTool
 

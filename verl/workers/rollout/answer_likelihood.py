@@ -33,10 +33,8 @@ CLOSING_WITH_TOOLS = r"</think><answer>\boxed{"
 def reference_answers(row: Mapping) -> list[str]:
     """Return the reference answers, at least one, of a data row in verl's format.
 
-    `reward_model.ground_truth` is an answer (a text or a number), a list of answers, or such a list as JSON text.
-
-    Raises:
-        ValueError: the ground truth is none of these, or it is a mapping or a JSON object, which describes a task.
+    `reward_model.ground_truth` is an answer (a text or a number), a list of answers, or such a list as JSON text. A
+    mapping or a JSON object describes a task, and raises ValueError.
     """
     truth = (row.get("reward_model") or {}).get("ground_truth")
     if isinstance(truth, Mapping) or (isinstance(truth, str) and truth.lstrip().startswith("{")):
@@ -57,8 +55,7 @@ def answer_tokens(tokenizer, closing: str, answer: str) -> tuple[list[int], list
 
 
 def closing_text(config) -> str:
-    """Return the text that closes a thought and opens an answer: `actor_rollout_ref.rollout.answer_closing`, or if that
-    is null the default for the run's environment."""
+    """Return the text that closes a thought and opens an answer: `rollout.answer_closing`, or the environment's."""
     closing = config.actor_rollout_ref.rollout.get("answer_closing")
     if closing is not None:
         return closing
@@ -71,7 +68,6 @@ class AnswerLikelihood:
 
     Args:
         score: function of the engine that samples the responses, so that the same weights score.
-        tokenizer: tokenizer of the model.
         closing: text that closes the thought and opens the answer.
         answers: reference answers, at least one; the most likely one counts.
         context: number of tokens that the engine reads at most.
@@ -115,10 +111,8 @@ async def answer_gains(tree: TrajectoryTree, likelihood: AnswerLikelihood, log_p
     change of the answer's likelihood during that turn; all other tokens hold NaN, and so do turns before or after which
     the answer did not fit into the context.
 
-    A turn ends with a tool's result, or with a segment that ends a step of the policy (`SegmentInfo.ends_step`).
-
-    Args:
-        log_prob: whether gains are differences of mean log-probabilities in nats instead of probabilities.
+    A turn ends with a tool's result, or with a segment that ends a step of the policy (`SegmentInfo.ends_step`). With
+    `log_prob` gains are differences of mean log-probabilities in nats instead of probabilities.
     """
 
     async def value(beginning: Sequence[int]) -> float:

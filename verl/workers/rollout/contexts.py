@@ -68,12 +68,8 @@ class ContextRule:
         self._without_thinking = lru_cache(maxsize=4096)(self._find_thinking)  # a turn is read again after each answer
 
     def after(self, prompt: Sequence[int], tokens: Sequence[int], answers: Sequence[tuple[int, int]]) -> list[int]:
-        """Return the context of the turn that follows the last answer.
-
-        Args:
-            tokens: tokens of the response so far.
-            answers: beginning and end of each of the environment's answers in `tokens`, at least one.
-        """
+        """Return the context of the turn that follows the last answer. `answers` are the beginning and end of each of
+        the environment's answers in `tokens`, the response so far."""
         starts = [0, *(end for _, end in answers)]
         turns = [(tokens[start:begin], tokens[begin:end]) for start, (begin, end) in zip(starts, answers, strict=False)]
         if (most := self.keys.max_context) is not None:
@@ -115,8 +111,7 @@ class ContextRule:
 
 
 def contexts_cell(contexts: Sequence[Context]) -> np.ndarray:
-    """Return contexts as a cell of the column `CONTEXTS`: their number, start and length of each (-1 for None), and
-    the ids of all."""
+    """Return contexts as a cell: their number, start and length of each (-1 for None), and the ids of all."""
     ends = [number for start, ids in contexts for number in (start, -1 if ids is None else len(ids))]
     all_ids = [token for _, ids in contexts for token in ids or ()]
     return np.array([len(contexts), *ends, *all_ids], dtype=np.int64)
@@ -133,13 +128,8 @@ def contexts_of_cell(cell: np.ndarray) -> list[Context]:
 
 
 class Sequences(NamedTuple):
-    """What the model reads for a row.
-
-    Args:
-        tokens: token ids of each sequence.
-        begins: for each sequence, the number of its first tokens that are a context, and not the row's.
-        n_untrained: number of the row's last tokens that no sequence holds.
-    """
+    """What the model reads for a row: the token ids of each sequence; for each, the number of its first tokens that are
+    a context, and not the row's; and the number of the row's last tokens that no sequence holds."""
 
     tokens: list[np.ndarray]
     begins: list[int]
@@ -178,11 +168,7 @@ def trained_contexts(
     n_distinct: Callable[[list[np.ndarray]], int],
 ) -> list[Context]:
     """Return contexts of which only the first `max_rows` sequences are trained, and fewer if they hold more than
-    `max_tokens` distinct tokens.
-
-    Args:
-        n_distinct: function that returns the number of distinct tokens of sequences.
-    """
+    `max_tokens` distinct tokens, which `n_distinct` counts."""
     array, n = np.asarray(row, dtype=np.int64), min(len(contexts), max_rows - 1)
 
     def first(n: int) -> list[Context]:

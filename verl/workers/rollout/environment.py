@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 
 class Ends(Enum):
-    """The end that a token of the model makes: none, that of its turn, which the environment answers, or that of the
-    trajectory."""
+    """The end that a token of the model makes: none, its turn's, which the environment answers, or the trajectory's."""
 
     NO = "no"
     TURN = "turn"
@@ -40,7 +39,6 @@ class Answer:
         tokens: token ids that follow the turn; none if the trajectory is done, or if not even an empty answer fits.
         calls: descriptions of the calls that it answers, in JSON's types, for metrics and the viewer.
         state: state after the turn, hashable; None for an environment without state. It must not change.
-        done: whether the trajectory ends with the turn.
         reward: reward of the turn (`Environment.counted_rewards`); None for 0.
         context: all that the model reads before its next turn, if that is not the present context, the turn and
             `tokens`, which then only stand in the row.
@@ -74,15 +72,8 @@ class Environment:
     stop_token_ids: Sequence[int] = ()
 
     def open(self, row: Mapping[str, Any], seed: int) -> "Environment":
-        """Return the environment of one prompt.
-
-        Args:
-            row: row of the data set.
-            seed: seed of the prompt, equal for all its branches.
-
-        Raises:
-            ValueError: the row asks for something that the environment does not have; names the key.
-        """
+        """Return the environment of one prompt, a row of the data set; `seed` is equal for all its branches. Raise
+        ValueError, which names the key, if the row asks for something that the environment does not have."""
         return self
 
     @asynccontextmanager
@@ -112,11 +103,9 @@ class Environment:
         return []
 
     def ends(self, turn: Sequence[int], end_tokens: Container[int]) -> TurnEnd:
-        """Return what ends first in a turn, and where.
+        """Return what ends first in a turn, the model's tokens since the last answer, and where.
 
-        Args:
-            turn: tokens of the model since the environment's last answer.
-            end_tokens: tokens with which the model ends a response.
+        `end_tokens` are those with which the model ends a response.
         """
         ended = bool(turn) and turn[-1] in end_tokens
         return TurnEnd(Ends.TRAJECTORY if ended else Ends.NO, len(turn))
@@ -142,12 +131,10 @@ class Environment:
         return self.prompt_messages(messages)
 
     async def answer(self, state: Any, turn: Sequence[int], max_tokens: int) -> Answer:
-        """Return the answer to a turn that has ended (`Ends.TURN`). It changes no state that another branch can see.
+        """Return the answer, of at most `max_tokens`, to a turn that has ended (`Ends.TURN`). It changes no state that
+        another branch can see.
 
-        Args:
-            state: state before the turn, from the answer before it; None for the prompt's first state.
-            turn: tokens of the turn.
-            max_tokens: largest number of tokens of the answer.
+        `state` is that of the answer before the turn; None for the prompt's first state.
 
         Raises:
             BranchLost: the state cannot be reached again.
@@ -155,13 +142,12 @@ class Environment:
         raise NotImplementedError
 
     def counted_rewards(self, rewards: Sequence[float]) -> list[float] | None:
-        """Return what the rewards of a trajectory's turns count for its reward, their sum; None if the reward loop
-        scores the trajectory instead."""
+        """Return what turns' rewards count for the trajectory's, their sum; None if the reward loop scores it
+        instead."""
         return None
 
     def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
-        """Return metrics of a prompt, given the descriptions of its calls; a call that several trajectories share
-        counts once."""
+        """Return metrics of a prompt, given descriptions of its calls; a shared call counts once."""
         return {}
 
 

@@ -7,17 +7,11 @@ from verl.utils.fault_reports import cause_of
 
 @dataclass
 class GroupCounts:
-    """Counts of one partition's prompt groups since a step began.
-
-    Args:
-        finished: number of groups that ended without an error.
-        failed: number of groups that ended with an error.
-        first_failure: first error, as `kind: message`; empty if no group failed.
-    """
+    """Counts of one partition's prompt groups since a step began."""
 
     finished: int = 0
     failed: int = 0
-    first_failure: str = ""
+    first_failure: str = ""  # first error, as `kind: message`
 
     def add(self, error: BaseException | str | None = None) -> None:
         """Count one group: as failed if `error` is its error, as finished if `error` is None."""

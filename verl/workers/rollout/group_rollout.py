@@ -179,8 +179,8 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         return "finished"
 
     async def _in_time(self, group: asyncio.Future, uid: str, seconds: float) -> bool:
-        """Wait for a group, and return whether it ended in this time, which begins anew with the first token of a group
-        that waits for the engine."""
+        """Return whether a group ended in this time, which begins anew with its first token if it waits for the
+        engine."""
         end = time.monotonic() + seconds
         while not group.done() and (left := end - time.monotonic()) > 0:
             await asyncio.wait({group}, timeout=min(left, seconds / 10, LOOK_SECONDS))

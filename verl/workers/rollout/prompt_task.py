@@ -24,8 +24,7 @@ class PromptSettings:
     tree: tuple[Any, ...] = ()
 
     def merged(self, other: "PromptSettings") -> "PromptSettings":
-        """Return both settings as one: `occurrence` and `sampler` are `other`'s if it sets them; `tree` has the records
-        of both."""
+        """Return both settings as one; `occurrence` and `sampler` are `other`'s if it sets them."""
         return PromptSettings(
             other.occurrence or self.occurrence, other.sampler or self.sampler, (*self.tree, *other.tree)
         )
@@ -37,14 +36,9 @@ class PromptSettings:
 
 @dataclass(frozen=True)
 class PromptTask:
-    """A prompt whose trajectories are to be grown.
-
-    Args:
-        row: row of the data set (`raw_prompt`, `index`, `extra_info`, …) with upstream's `uid`; its columns are copied
-            to every row of the batch.
-        step: number of the training step.
-        settings: settings that the trainer has sent.
-    """
+    """A prompt whose trajectories are to be grown: a row of the data set (`raw_prompt`, `index`, `extra_info`, …) with
+    upstream's `uid`, whose columns are copied to every row of the batch, the training step, and the trainer's
+    settings."""
 
     row: Mapping[str, Any]
     step: int = 0

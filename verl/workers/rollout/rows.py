@@ -28,13 +28,8 @@ def as_array(values: Sequence[float]) -> np.ndarray:
 
 
 def reward_batch(outputs: Sequence[AgentLoopOutput], prompt: dict[str, Any], first_session: int = 0) -> DataProto:
-    """Return the batch for `RewardLoopWorker.compute_score_batch`: one row per trajectory, padded on the right.
-
-    Args:
-        outputs: trajectories of one prompt.
-        prompt: row of the data set, with `uid`.
-        first_session: index of the first output within its group; above 0 if several batches score the group.
-    """
+    """Return the batch for `RewardLoopWorker.compute_score_batch`: one row per trajectory of a prompt, a row of the
+    data set, padded on the right. `first_session` is the index of the first output within its group."""
     n, prompts = len(outputs), torch.from_numpy(as_array(outputs[0].prompt_ids)).expand(len(outputs), -1)
     responses = [torch.from_numpy(as_array(output.response_ids)) for output in outputs]
     padded = pad_sequence(responses, batch_first=True)

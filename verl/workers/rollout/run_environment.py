@@ -9,18 +9,17 @@ from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 from verl.workers.config.explore import parts_of
 from verl.workers.config.keys import read_keys
 from verl.workers.rollout.agent.environment import Agent, AgentKeys
-from verl.workers.rollout.agent.trial import try_agent
 from verl.workers.rollout.chat.calls import CallReader
 from verl.workers.rollout.chat.environment import Chat
 from verl.workers.rollout.chat.template import ChatTemplate, builder_of_model
 from verl.workers.rollout.contexts import ContextRule
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.gym.environment import GymKeys, make_gym
-from verl.workers.rollout.gym.trial import try_gym
 from verl.workers.rollout.stateful import InstanceKeys, InstancePool
 from verl.workers.rollout.tools.environment import Tools
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, try_tools
+from verl.workers.rollout.trial import try_agent, try_gym
 
 
 def environment_keys(config) -> InstanceKeys:
@@ -49,14 +48,8 @@ def context_rule_of(config, tokenizer) -> ContextRule | None:
 
 
 def environment_of(config, tokenizer, builder: ContinuousTokenBuilder | None = None) -> Environment:
-    """Return the environment of a run's config with its tools loaded.
-
-    Args:
-        builder: upstream's builder for the chat template; None to make one for the model of the config.
-
-    Raises:
-        ValueError: a tool does not work, or the chat template does not fit.
-    """
+    """Return the environment of a run's config with its tools loaded, which have been tried. Without a `builder` for
+    the chat template, one is made for the config's model."""
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     environment, keys = parts_of(rollout).environment, environment_keys(config)
     if environment == "none":
@@ -83,11 +76,7 @@ def _template(config, tokenizer, builder: ContinuousTokenBuilder | None, closes:
 
 
 def try_environment(config, row: Mapping[str, Any]) -> None:
-    """Try what answers the model on this machine: the tools, or a reset of the environment for a row of the data.
-
-    Raises:
-        ValueError: it does not work; names the key.
-    """
+    """Try the tools, or a reset of the environment for a row; raise ValueError, which names the key, if it fails."""
     rollout = config.actor_rollout_ref.rollout
     tree, environment = parts_of(rollout)
     if environment == "gym":

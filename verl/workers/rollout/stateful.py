@@ -55,8 +55,7 @@ class InstanceKeys(ContextKeys):
 
 @dataclass(frozen=True)
 class Step:
-    """The result of an action: an observation, which replays compare, the action's reward, and whether the episode is
-    done. Of a reset only the observation is used."""
+    """The result of an action; replays compare the observation. Of a reset only the observation is used."""
 
     observation: Any
     reward: float | None = None
@@ -86,16 +85,12 @@ class Instance(ABC):
         self, make_room: Callable[[Exception], None]
     ) -> None:
         """Wait before `reset` for what all instances share, such as the start of a server; it limits its own time,
-        except for a place on a full server.
-
-        Args:
-            make_room: closes an idle instance of the worker, given the reason why this one finds no place.
-        """
+        except for a place on a full server. `make_room` closes an idle instance of the worker, given the reason why
+        this one finds no place."""
 
     @abstractmethod
     async def reset(self) -> Any:
-        """Begin, and return the first observation; called once, before any step. Every instance of a prompt begins in
-        the same state."""
+        """Begin, in the same state in every instance of a prompt, and return the first observation; called once."""
 
     async def reset_again(self, recorded: Any) -> Any:
         """Begin as `reset`, given the first observation that another instance has returned."""
@@ -120,13 +115,8 @@ class Instance(ABC):
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A state as a value; two states are equal only if they are the same object.
-
-    Args:
-        before: state before the action; None for the first state.
-        action: action that led here; None for the first state.
-        step: result of the action; for the first state, that of the reset.
-    """
+    """A state as a value: what was before the action, the action and its result; the first state's is the reset's. Two
+    states are equal only if they are the same object."""
 
     before: "State | None"
     action: Hashable
@@ -144,11 +134,8 @@ class State:
 class InstancePool:
     """The live instances of a rollout worker, for all prompts. An instance is inside a call, or idle.
 
-    A new instance needs a place. Where all are taken, the instance that has been idle for the longest time is closed;
-    where all are inside calls, whose time is limited, the first that becomes idle.
-
-    Args:
-        keeps_idle: whether idle instances are never closed for others, so that a branch without forks needs no replay.
+    A new instance needs a place. Where all are taken, the instance that has been idle for the longest time is closed,
+    but with `keeps_idle`; where all are inside calls, whose time is limited, the first that becomes idle.
     """
 
     def __init__(self, keys: InstanceKeys, keeps_idle: bool = False):
@@ -174,8 +161,7 @@ class InstancePool:
             raise
 
     def make_room(self, reason: Exception) -> None:
-        """Close the instance that has been idle for the longest time, because what all share has no place for another;
-        log the reason once per kind."""
+        """Close the instance that has been idle for the longest time; log the reason once per kind."""
         if type(reason) not in self._logged:
             self._logged.add(type(reason))
             logger.warning(f"instances of the environment wait: {cause_of(reason)}")
@@ -240,14 +226,8 @@ class InstancePool:
 
 
 class StatefulEnvironment(Environment):
-    """Base class of environments with live instances; an object serves one prompt.
-
-    A subclass writes `create`, and `Environment.answer` by `advance`.
-
-    Args:
-        pool: instances of the worker.
-        can_copy: whether instances can copy themselves.
-    """
+    """Base class of environments with live instances; an object serves one prompt. A subclass writes `create`, and
+    `Environment.answer` by `advance`. With `can_copy` instances can copy themselves."""
 
     def __init__(self, pool: InstancePool, can_copy: bool = False):
         self.pool, self._can_copy = pool, can_copy
@@ -278,15 +258,8 @@ class StatefulEnvironment(Environment):
         return await self._shared(None, self._make_first)
 
     async def advance(self, state: State | None, action: Hashable) -> State:
-        """Return the state after an action. The same state and action give the same object.
-
-        Args:
-            state: state before the action; None for the first one.
-            action: action for `Instance.step`.
-
-        Raises:
-            BranchLost: the state could not be reached again, or the step failed.
-        """
+        """Return the state after an action; None stands for the first one. The same state and action give the same
+        object. Raise BranchLost if the state could not be reached again, or the step failed."""
         before = state or await self.first_state()
         return await self._shared((before, action), partial(self._step, before, action))
 
@@ -433,11 +406,7 @@ class StatefulEnvironment(Environment):
         return instance
 
     async def _fresh(self, first: State | None = None) -> tuple[Instance, Any]:
-        """Return a new instance, for which a place has been taken, and its first observation.
-
-        Args:
-            first: the prompt's first state; None if there is none yet.
-        """
+        """Return a new instance, for which a place has been taken, and its first observation."""
         try:
             instance = self.create()
             await instance.prepare(self.pool.make_room)
@@ -476,11 +445,7 @@ class StatefulEnvironment(Environment):
         task.add_done_callback(self._closing.discard)
 
     async def _call(self, what: str, call: Callable[[], Coroutine[Any, Any, T]], instance: Instance) -> T:
-        """Return the result of an instance's call. If it fails or takes too long, close the instance.
-
-        Raises:
-            BranchLost: the call failed or took too long.
-        """
+        """Return the result of an instance's call. If it fails or takes too long, close it and raise BranchLost."""
         started = monotonic()
         try:
             async with instance.one_call:

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from verl.workers.rollout.trajectory_tree import TOOL, Segment, TrajectoryTree
-from verl.workers.rollout.tree_builder import Path
+from verl.workers.rollout.trajectory_tree import TOOL, Path, Segment, SegmentInfo, TrajectoryTree
 
 
 def split_steps(
@@ -19,7 +18,6 @@ def split_steps(
     `max_step_tokens`. No step ends between a call and its result.
 
     Args:
-        segments: segments of the trajectory, from its first token on.
         text_of: function that decodes one token.
         delimiter: text that ends a step and may span tokens; None for no such text.
         max_step_tokens: largest number of the model's tokens in a step; None for no limit.
@@ -37,8 +35,7 @@ def split_steps(
             complete = n_tokens == max_step_tokens or (delimiter is not None and delimiter in text)
             is_call = end == last and following is not None and following.author == TOOL
             if end == last or complete:
-                log_probs = None if segment.log_probs is None else segment.log_probs[start:end]
-                steps[-1].append(Segment(None, segment.token_ids[start:end], log_probs))
+                steps[-1].append(replace(segment.part(start, end), parent=None, info=SegmentInfo()))
                 start = end
             if complete and not is_call:
                 steps, text, n_tokens = [*steps, []], "", 0
@@ -46,13 +43,7 @@ def split_steps(
 
 
 def add_steps(tree: TrajectoryTree, at: int | None, steps: Iterable[Sequence[Segment]]) -> list[int]:
-    """Add steps one below the other after a segment, and return the index of the segment that ends each step.
-
-    Args:
-        tree: tree to which the segments are added.
-        at: index of the segment that the first step follows; None for the prompt.
-        steps: segments of each step, whose parents are set here.
-    """
+    """Add steps one below the other after the segment `at`, or the prompt; return the last segment of each step."""
     ends = []
     for step in steps:
         for segment in step:

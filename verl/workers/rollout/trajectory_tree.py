@@ -38,15 +38,14 @@ class SegmentInfo:
     """Information on a segment beside its tokens.
 
     Args:
-        calls: the environment's descriptions of the calls that the segment answers (`Answer`); none for the model's
-            tokens.
-        state: the environment's state after an answer; None without state, and for the model's tokens.
+        calls: the environment's descriptions of the calls that the segment answers (`Answer`).
+        state: the environment's state after an answer.
         fields: name of a `TokenField` -> its number, which applies to all tokens of the segment.
-        entropies: entropy in nats of each token, for policies that read it while the tree grows; otherwise None.
-        record: the policy's own frozen record of the segment, hidden from the viewer; None if it has none.
+        entropies: entropy in nats of each token, for policies that read it while the tree grows.
+        record: the policy's own frozen record of the segment, hidden from the viewer.
         notes: data in JSON's types for the viewer only.
         ends_step: whether a step of the policy ends with the segment.
-        context: what the model reads after the segment, an answer, instead of everything up to it; None for everything.
+        context: what the model reads after the segment, an answer, instead of everything up to it.
     """
 
     calls: tuple[dict[str, Any], ...] = ()
@@ -75,10 +74,8 @@ class Segment:
 
     Args:
         parent: index of the segment before it; None if it follows the prompt.
-        token_ids: token ids of the segment.
         log_probs: log-probability of each token when it was chosen; None for a tool's tokens.
         author: `model` or `tool`; a tool's tokens are not trained on (mask 0).
-        info: further information on the segment.
     """
 
     parent: int | None
@@ -92,6 +89,11 @@ class Segment:
             raise ValueError(f"author={self.author!r}: expected {MODEL!r} or {TOOL!r}")
         if self.author == MODEL and self.log_probs is not None and len(self.log_probs) != len(self.token_ids):
             raise ValueError(f"{len(self.log_probs)} log_probs for {len(self.token_ids)} tokens")
+
+    def part(self, start: int, end: int | None = None) -> "Segment":
+        """Return the segment cut to these tokens and their log-probabilities, with the same `info`."""
+        log_probs = None if self.log_probs is None else self.log_probs[start:end]
+        return replace(self, token_ids=self.token_ids[start:end], log_probs=log_probs)
 
 
 @dataclass(frozen=True)
@@ -148,11 +150,8 @@ class TrajectoryTree:
     """A prompt's segments and trajectories; `leaves` lists the segments that end the trajectories, in the rows' order.
 
     A leaf may be listed more than once. Segments on no path to a leaf were generated and dropped; the viewer and the
-    metrics still use them.
-
-    Args:
-        turn_rewards: rewards of each trajectory's turns, in the order of the leaves: number of tokens up to the end of
-            the turn -> reward. Empty if the environment gives no rewards.
+    metrics still use them. `turn_rewards` maps, for each trajectory, the number of tokens up to the end of a turn to
+    its reward; it is empty if the environment gives no rewards.
     """
 
     prompt_ids: list[int]
@@ -190,10 +189,10 @@ class TrajectoryTree:
 
     def path(self, leaf: int | None) -> list[int]:
         """Return the indices of the segments from the prompt to `leaf`; none if `leaf` is None, the prompt."""
-        path, at = [], leaf
-        while at is not None:
-            path.append(at)
-            at = self.segments[at].parent
+        path = []
+        while leaf is not None:
+            path.append(leaf)
+            leaf = self.segments[leaf].parent
         return path[::-1]
 
     def is_dropped(self, leaf: int) -> bool:
@@ -218,11 +217,7 @@ class TrajectoryTree:
 
     def log_probs(self) -> list[list[float]]:
         """Return each token's log-probability, 0 for a tool's tokens, in the layout of `trajectories`."""
-        own = [
-            [0.0] * len(segment.token_ids) if segment.author == TOOL or segment.log_probs is None else segment.log_probs
-            for segment in self.segments
-        ]
-        return self.along_paths(own)
+        return self.along_paths([s.log_probs or [0.0] * len(s.token_ids) for s in self.segments])
 
     def insert(self, parent: int | None, segments: Iterable[Segment]) -> int:
         """Append segments one after another below `parent`, reusing tokens that are already there.
@@ -230,9 +225,8 @@ class TrajectoryTree:
         If a segment of the model diverges in the middle of an existing one, the existing one is split. A tool's answer
         is never split, and reused only with an equal state. Shared tokens keep their log-probabilities and `info`.
 
-        Returns:
-            index of the segment that holds the last token. Without tokens it is `parent`, or if that is None, a new
-            empty segment.
+        Return the index of the segment that holds the last token. Without tokens it is `parent`, or if that is None, a
+        new empty segment.
         """
         at = parent
         for segment in segments:
@@ -246,8 +240,7 @@ class TrajectoryTree:
             while start < len(tokens):
                 child = self._child_of.get((at, tokens[start]))
                 if child is None:
-                    log_probs = segment.log_probs if segment.log_probs is None else segment.log_probs[start:]
-                    at = self.add(replace(segment, parent=at, token_ids=tokens[start:], log_probs=log_probs))
+                    at = self.add(replace(segment.part(start), parent=at))
                     break
                 same = common_prefix(self.segments[child].token_ids, tokens[start:])
                 at = child if same == len(self.segments[child].token_ids) else self._split(child, same)
@@ -256,15 +249,12 @@ class TrajectoryTree:
 
     def _split(self, index: int, offset: int) -> int:
         """Move a segment's first tokens to a new parent and return its index; the rest keeps index and `info`."""
-        rest = self.segments[index]
-        log_probs = rest.log_probs if rest.log_probs is None else rest.log_probs[:offset]
-        head = Segment(rest.parent, rest.token_ids[:offset], log_probs)
-        del self._child_of[rest.parent, rest.token_ids[0]]
-        rest.token_ids = rest.token_ids[offset:]
-        rest.log_probs = rest.log_probs if rest.log_probs is None else rest.log_probs[offset:]
-        rest.parent = self.add(head)
-        self._child_of[rest.parent, rest.token_ids[0]] = index
-        return rest.parent
+        whole = self.segments[index]
+        del self._child_of[whole.parent, whole.token_ids[0]]
+        head = self.add(replace(whole.part(0, offset), info=SegmentInfo()))
+        self.segments[index] = replace(whole.part(offset), parent=head)
+        self._index(index)
+        return head
 
     def renumbered(self) -> "TrajectoryTree":
         """Return the tree with segments numbered depth first in the order of the trajectories. Siblings that no
@@ -305,10 +295,8 @@ class TrajectoryTree:
         return self.repeated(range(len(self.segments)))
 
     def shared_tokens(self) -> float:
-        """Return 1 - stored tokens / sum of the trajectories' lengths: the share saved by storing prefixes once.
-
-        Tokens of dropped segments are stored, too, so that the result may be negative.
-        """
+        """Return 1 - stored tokens / sum of the trajectories' lengths: the share saved by storing prefixes once. Tokens
+        of dropped segments are stored, too, so that the result may be negative."""
         stored = sum(len(segment.token_ids) for segment in self.segments)
         return 1 - stored / sum(map(len, self.trajectories()))
 
@@ -334,9 +322,8 @@ def tree_of_rows(
 ) -> TrajectoryTree:
     """Return the tree of token sequences that share prefixes by chance, such as independent samples.
 
-    Args:
-        rows: token ids of each response, all by the model; the rows become the trajectories, in order.
-        log_probs: log-probability of each token; for a token that rows share, the first row's value is kept.
+    Each row of token ids is a response, all by the model. For a token that rows share, the first row's log-probability
+    is kept.
     """
     tree = TrajectoryTree(list(prompt_ids))
     for i, row in enumerate(rows):
@@ -352,8 +339,7 @@ def first_tokens(segments: Iterable[Segment], n: int) -> list[Segment]:
     for segment in segments:
         if n < 1 or segment.author == TOOL and n < len(segment.token_ids):
             break
-        log_probs = segment.log_probs if segment.log_probs is None else segment.log_probs[:n]
-        first.append(replace(segment, token_ids=segment.token_ids[:n], log_probs=log_probs))
+        first.append(segment.part(0, n))
         n -= len(segment.token_ids)
     return first
 

@@ -22,7 +22,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-from verl.utils.parts import Tree, tree_part
+from verl.utils.parts import Tree
 from verl.utils.token_fields import TokenField
 from verl.workers.rollout.answer_likelihood import AnswerLikelihood
 from verl.workers.rollout.contexts import ContextRule
@@ -58,7 +58,7 @@ class Continuation:
     Args:
         segments: segments of the model and of the environment, in order; their parents are not set.
         path: path after these segments.
-        ended: reason why the trajectory has ended; None if the model may go on.
+        ended: why the trajectory has ended; None if the model may go on.
     """
 
     segments: list[Segment]
@@ -78,11 +78,9 @@ class TreeBuilder:
         max_tokens: largest number of tokens of a response, including the environment's results.
         stop_token_ids: tokens with which the model ends a response, or its turn.
         environment: environment of this prompt (`Environment.open`).
-        sampling: parameters of ordinary sampling.
         vocab_size: size |V| of the vocabulary; policies measure entropies in units of log |V|.
-        seed: seed of the prompt.
         request_id: id that all requests of this prompt to the engine carry.
-        answer_likelihood: likelihood of the reference answer after a beginning; None in runs that do not need it.
+        answer_likelihood: None in runs that do not need it.
         context_rule: what the model reads before a turn; None for everything before it.
         max_model_len: largest number of tokens of a request and its continuation; None if `max_tokens` bounds it.
     """
@@ -146,9 +144,6 @@ class TreeBuilder:
             greedy: whether to take the most likely token at each position instead of sampling.
             temperature: sampling temperature; None for the prompt's.
             n_top_logprobs, n_entropy: numbers of most likely tokens as in `GenerationRequest`.
-
-        Raises:
-            RuntimeError: the engine returned no token.
         """
         left, turn = self.tokens_left(path), path.tokens[path.turn :]
         environment = self.environment.at(path.state)
@@ -255,10 +250,8 @@ class TreeBuilder:
     ) -> Continuation:
         """Sample from `path` to the end of the trajectory, turn by turn. The segments are not added to the tree.
 
-        Args:
-            seed: seed of the first turn; the seeds of later turns are derived from it.
-            temperature: sampling temperature; None for the prompt's.
-            n_entropy: number as in `GenerationRequest`; if not 0, the model's segments hold an entropy per token.
+        The seeds of later turns are derived from `seed`. Without a temperature it is the prompt's. If `n_entropy`
+        (`GenerationRequest`) is not 0, the model's segments hold an entropy per token.
         """
         segments: list[Segment] = []
         request_seed, then = seed, await self.settle(path)
@@ -294,16 +287,12 @@ class BranchPolicy(ABC):
     @classmethod
     @abstractmethod
     def from_config(cls, config, tokenizer=None) -> "BranchPolicy":
-        """Return the policy of a run with this config; raise a ValueError that names a wrong key of the policy.
-
-        The tokenizer is None if the config is only checked, before any process starts.
-        """
+        """Return the policy of a run with this config; raise a ValueError that names a wrong key of the policy. The
+        tokenizer is None if the config is only checked, before any process starts."""
 
     def for_task(self, task: PromptTask, score: Score | None) -> "BranchPolicy":
-        """Return the policy for one prompt, with the trainer's settings for it.
-
-        `score` calls the reward loop; it is None if rewards are not computed during the rollout.
-        """
+        """Return the policy for one prompt, with the trainer's settings for it. `score` calls the reward loop; it is
+        None if rewards are not computed during the rollout."""
         return self
 
     @abstractmethod
@@ -311,18 +300,8 @@ class BranchPolicy(ABC):
         """Fill `builder.tree`: its segments, `leaves` (1 to n, in the order of the rows) and `metrics`."""
 
     def data_for_trainer(self, tree: TrajectoryTree) -> Any:
-        """Return a record of what the trainer needs of a finished tree beside its rows, for `Component`s to read by
-        `BatchRows.tree_data`; None if it needs nothing."""
+        """Return a record of a finished tree for components (`BatchRows.tree_data`); None if they need nothing."""
         return None
-
-
-def policy_class(name: str) -> type[BranchPolicy]:
-    """Return the policy class for `actor_rollout_ref.rollout.tree=name`.
-
-    Raises:
-        ValueError: no tree of this name is registered.
-    """
-    return tree_part(name).policy
 
 
 async def grow(engine: RolloutEngine, prompt_ids: Sequence[int], n: int, policy: BranchPolicy, **options):

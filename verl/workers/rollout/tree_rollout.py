@@ -13,7 +13,7 @@ import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
-from verl.utils.parts import credit_of
+from verl.utils.parts import credit_of, tree_part
 from verl.workers.config.explore import needs_answers, parts_of
 from verl.workers.engine.prefix_tree.trie import distinct_tokens
 from verl.workers.rollout.answer_likelihood import (
@@ -45,7 +45,7 @@ from verl.workers.rollout.trajectory_tree import (
     TrajectoryTree,
     writes_trees,
 )
-from verl.workers.rollout.tree_builder import BranchPolicy, Sampling, Score, grow, policy_class
+from verl.workers.rollout.tree_builder import BranchPolicy, Sampling, Score, grow
 from verl.workers.rollout.weight_versions import NEWEST, OLDEST, WeightVersions
 
 TOKEN_LISTS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")  # numbers for each token
@@ -104,8 +104,8 @@ class TreeRollout:
         self.config, self.agent_loop, self.engine, self.tokenizer = config, agent_loop, engine, tokenizer
         self.stop_token_ids = end_of_sequence_ids(tokenizer, generation_config_of(tokenizer.name_or_path))
         parts = parts_of(config.actor_rollout_ref.rollout)
-        self.policy = policy_class(parts.tree or "plain").from_config(config, tokenizer)
-        self.plain = policy_class("plain").from_config(config, tokenizer)
+        self.policy = tree_part(parts.tree or "plain").policy.from_config(config, tokenizer)
+        self.plain = tree_part("plain").policy.from_config(config, tokenizer)
         # a run's agent loop has upstream's builder; only environment=chat needs it
         builder = getattr(agent_loop, "continuous_token_builder", None)
         self.environment = environment or environment_of(config, tokenizer, builder)
@@ -126,32 +126,26 @@ class TreeRollout:
     async def run(
         self, task: PromptTask, n: int, sampling_params: dict[str, Any], plain: bool = False
     ) -> list[TrajectoryOutput]:
-        """Return 1 to n trajectories of a prompt.
+        """Return 1 to n trajectories of a prompt: a tree's, or with `plain`, as in validation, independent ones.
 
-        The prompt's `uid` is the `request_id` of all requests to the engine, so that they go to one server.
-
-        Args:
-            sampling_params: parameters of ordinary sampling: temperature, top_p, top_k, ….
-            plain: whether to make n independent trajectories by ordinary sampling instead of a tree, as in validation.
+        `sampling_params` are those of ordinary sampling. The prompt's `uid` is the `request_id` of all requests to the
+        engine, so that they go to one server.
         """
-        async with self.environment.opened(task.row, self.seed_of(task)) as environment:
-            return await self._run(environment, task, n, sampling_params, plain)
-
-    async def _run(
-        self, environment: Environment, task: PromptTask, n: int, sampling_params: dict[str, Any], plain: bool
-    ) -> list[TrajectoryOutput]:
-        started = time.perf_counter()
         engine = GroupEngine(self.engine, sampling_params)
         likelihood = self._answer_likelihood(engine, task.row) if self.needs_answers else None
-        tree, policy = await self.grow_tree(environment, task, n, sampling_params, engine, likelihood, plain)
+        async with self.environment.opened(task.row, self.seed_of(task)) as environment:
+            started = time.perf_counter()
+            tree, policy = await self.grow_tree(environment, task, n, sampling_params, engine, likelihood, plain)
+            seconds = time.perf_counter() - started
         tree.metrics |= {"tokens_generated": float(engine.tokens)} | engine.versions.metrics()
-        outputs = rows_of(tree, policy, engine.versions, time.perf_counter() - started)
+        outputs = rows_of(tree, policy, engine.versions, seconds)
         if self.changes_contexts:
             tree.metrics |= self._set_contexts(outputs, tree)
-        if likelihood is not None and self.gains is not None:
-            for output, gains in zip(outputs, await answer_gains(tree, likelihood, self.gains.log_prob), strict=True):
-                output.token_fields[ANSWER_GAINS.name] = gains
         if likelihood is not None:
+            if self.gains is not None:
+                gains = await answer_gains(tree, likelihood, self.gains.log_prob)
+                for output, values in zip(outputs, gains, strict=True):
+                    output.token_fields[ANSWER_GAINS.name] = values
             tree.metrics["likelihoods_left_out"] = float(likelihood.left_out)
         for output in outputs:
             if output.reward_score is not None:  # the reward loop does not score it
@@ -193,14 +187,11 @@ class TreeRollout:
         return tree, policy
 
     async def _prompt_ids(self, environment: Environment, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return a prompt's tokens, with the tools' descriptions if the config wants them.
-
-        Raises:
-            ValueError: upstream may have cut the described prompt, and the description with it.
-        """
+        """Return a prompt's tokens, with the tools' descriptions if the config wants them."""
         described = await environment.first_messages(messages)
         prompt_ids = list(await self.agent_loop.ct_build_initial_tokens(described, tools=environment.schemas))
         most = self.config.actor_rollout_ref.rollout.prompt_length
+        # at this length upstream may have cut the prompt, and the description with it
         if (environment.schemas or described != list(messages)) and len(prompt_ids) >= most:
             raise ValueError(
                 f"data.max_prompt_length={most} leaves no room for what the environment adds to this "
@@ -230,8 +221,7 @@ class TreeRollout:
         return {"max_tokens": rollout.response_length, "max_model_len": most_tokens(rollout)}
 
     def _set_contexts(self, outputs: Sequence[TrajectoryOutput], tree: TrajectoryTree) -> dict[str, float]:
-        """Set the rows' contexts, of which those are trained that `environment.max_rows` and the micro-batches allow,
-        and return metrics."""
+        """Set the rows' contexts, trained as far as `environment.max_rows` and micro-batches allow; return metrics."""
         keys, budget = environment_keys(self.config), least_budget(self.config.actor_rollout_ref)
         n_sequences, untrained = 0, 0
         for output, leaf in zip(outputs, tree.leaves, strict=True):
@@ -246,11 +236,7 @@ class TreeRollout:
         return {"rows_per_rollout": n_sequences / len(outputs), "untrained_tokens": float(untrained)}
 
     def response_tokens(self, prompt_tokens: int) -> int:
-        """Return the largest number of tokens of a response, which upstream's server computes in the same way.
-
-        Raises:
-            ValueError: the prompt leaves no token for a response.
-        """
+        """Return the largest number of tokens of a response, which upstream's server computes in the same way."""
         rollout = self.config.actor_rollout_ref.rollout
         context = most_tokens(rollout)
         tokens = min(rollout.response_length, context - prompt_tokens)
@@ -303,11 +289,8 @@ def rows_of(
     so that its reward is 0. Other rows are scored later.
 
     `response_mask` is 1 for the model's tokens and 0 for a tool's. The token fields are `segment_ids`, where equal
-    values in a prompt's rows mark shared tokens, and the policy's own `fields`.
-
-    Args:
-        versions: versions of the weights that made the tree, for upstream's staleness metrics.
-        seconds: time in seconds that growing the tree took.
+    values in a prompt's rows mark shared tokens, and the policy's own `fields`. `seconds` is the time that growing the
+    tree took.
     """
     token_fields = {SEGMENT_IDS.name: tree.segment_ids()}
     for need in policy.fields:
@@ -354,11 +337,7 @@ def _versions_of(tree: TrajectoryTree, leaf: int, tokens, mask, versions: Weight
 
 
 def least_budget(config) -> float:
-    """Return the least number of tokens of a micro-batch, of the update's and those for log-probabilities.
-
-    Args:
-        config: the section `actor_rollout_ref`.
-    """
+    """Return the least number of tokens of a micro-batch by the section `actor_rollout_ref`."""
     budgets = [config.actor.ppo_max_token_len_per_gpu] if config.actor.use_dynamic_bsz else []
     for section in (config.rollout, config.ref):
         if section.get("log_prob_use_dynamic_bsz") and section.get("log_prob_max_token_len_per_gpu"):

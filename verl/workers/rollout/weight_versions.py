@@ -15,17 +15,11 @@ OLDEST, NEWEST = "min_global_steps", "max_global_steps"  # upstream's names
 
 
 class Part(NamedTuple):
-    """Consecutive tokens of one request that one version of the weights made.
+    """Consecutive tokens of one request that one version of the weights made."""
 
-    Args:
-        context: hash of the tokens before `tokens`.
-        tokens: token ids of this part.
-        version: training step after which these weights were sent to the engine.
-    """
-
-    context: int
+    context: int  # hash of the tokens before `tokens`
     tokens: tuple[int, ...]
-    version: int
+    version: int  # training step after which these weights were sent to the engine
 
 
 class WeightVersions:
@@ -60,9 +54,8 @@ class WeightVersions:
         most further tokens with it. If none shares a token, as when the policy has chosen the next token among a
         request's most likely tokens, all of them count.
 
-        Args:
-            tokens: token ids of the prompt and the response.
-            mask: 0 for each response token that the policy did not choose, such as a tool's; None if it chose all.
+        `tokens` are those of prompt and response; `mask` is 0 for each response token that the policy did not choose,
+        such as a tool's, and None if it chose all.
         """
         versions = self.seen if len(self.seen) < 2 else self._trajectory_versions(tokens, mask) or self.seen
         return {OLDEST: min(versions), NEWEST: max(versions)} if versions else {}

@@ -6,14 +6,13 @@ import logging
 import random
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
 
+from verl.workers.rollout.agent.chat_completions import agent_request
 from verl.workers.rollout.agent.gateway import MAX_BODY_BYTES, Gateway, Reply, Session
-from verl.workers.rollout.agent.messages import agent_request
 
 CALLS = Reply("", (("add", '{"a": 1}'), ("add", '{"a": 2}')), "tool_calls", 7, 5)
 
@@ -301,19 +300,6 @@ def test_turns_do_not_wait_for_delayed_acks():
         assert min(seconds[20:]) < 0.03  # a delayed ACK takes 0.04
 
     with_gateway(play)
-
-
-def test_server_of_another_thread_with_a_blocking_client():
-    async def play(gateway):
-        session = gateway.open()
-        program = openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
-        create = program.chat.completions.create
-        response = asyncio.create_task(asyncio.to_thread(create, model="m", messages=user("hi")))
-        session.reply(await session.next_request(), Reply("ok"))
-        return (await response).choices[0].message.content
-
-    with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(with_gateway, play).result() == "ok"
 
 
 def test_second_gateway_and_no_change_of_signals():

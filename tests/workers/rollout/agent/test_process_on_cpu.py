@@ -77,23 +77,17 @@ def test_long_row_arrives():
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "failed"),
+    ("name", "failed_command", "failed_function"),
     [
-        ("command", "exits", "exit code 3: no such model"),
-        ("class_path", "exits", "exit code 3: no such model"),
-        ("command", "fails", "exit code 1: ValueError: no such tool"),
-        ("class_path", "fails", "ValueError: no such tool"),
-        ("command", "is_killed", "killed by signal 9"),
-        ("class_path", "is_killed", "killed by signal 9"),
+        ("exits", "exit code 3: no such model", "exit code 3: no such model"),
+        ("fails", "exit code 1: ValueError: no such tool", "ValueError: no such tool"),
+        ("is_killed", "killed by signal 9", "killed by signal 9"),
+        ("is_silent", "", ""),
     ],
 )
-def test_failed_program_says_why(kind, name, failed):
-    assert outcome(kind, name) == Outcome("", failed)
-
-
-@both_kinds
-def test_program_without_output_has_no_result(kind):
-    assert outcome(kind, "is_silent") == Outcome("")
+def test_program_without_result_says_why_it_failed(name, failed_command, failed_function):
+    assert outcome("command", name) == Outcome("", failed_command)
+    assert outcome("class_path", name) == Outcome("", failed_function)
 
 
 @both_kinds

@@ -13,8 +13,7 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 from tests.configs import composed
 from tests.tables import table
 from tests.workers.rollout.chat.families import FAMILIES, FUNCTIONS, Add, Shelf, chat_of, encode, instance, tokenizer_of
-from verl.workers.rollout.chat.arguments import schema_for_parser
-from verl.workers.rollout.chat.calls import CallReader
+from verl.workers.rollout.chat.calls import CallReader, schema_for_parser
 from verl.workers.rollout.environment import Answer, Ends
 from verl.workers.rollout.run_environment import environment_of
 

@@ -13,8 +13,9 @@ from verl.workers.rollout.replica import TokenOutput
 from tests.configs import composed
 from tests.tables import table
 from tests.workers.rollout.chat.families import FAMILIES, FUNCTIONS, chat_of, encode, tokenizer_of
+from verl.utils.parts import tree_part
 from verl.workers.rollout.engines.interface import Generation
-from verl.workers.rollout.tree_builder import grow, policy_class
+from verl.workers.rollout.tree_builder import grow
 
 ROLLOUT = "actor_rollout_ref.rollout"
 QUESTION = [{"role": "user", "content": "Who tends the otter?"}]
@@ -60,7 +61,8 @@ async def by_tree(name: str, turns: list[list[int]], config):
     chat = chat_of(name, tools, call_limit=9, **keys)
     prompt = chat.template.builder.build_initial_tokens(QUESTION, tools=chat.schemas)
     options = {"max_tokens": 2000, "stop_token_ids": [tokenizer_of(name).eos_token_id, tokenizer_of(name).pad_token_id]}
-    tree = await grow(Script(turns), prompt, 1, policy_class("plain").from_config(config), environment=chat, **options)
+    plain = tree_part("plain").policy.from_config(config)
+    tree = await grow(Script(turns), prompt, 1, plain, environment=chat, **options)
     await chat.box.close()
     return tree.prompt_ids, tree.trajectories()[0], tree.response_masks()[0], tree.log_probs()[0]
 

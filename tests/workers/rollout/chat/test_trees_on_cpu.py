@@ -7,9 +7,10 @@ import pytest
 
 from tests.configs import composed
 from tests.workers.rollout.chat.families import chat_of, encode, tokenizer_of
+from verl.utils.parts import tree_part
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest
 from verl.workers.rollout.trajectory_tree import TOOL
-from verl.workers.rollout.tree_builder import grow, policy_class
+from verl.workers.rollout.tree_builder import grow
 from verl.workers.rollout.tree_rollout import rows_of
 
 NAME = "qwen2_5"
@@ -44,7 +45,7 @@ def turn_of(letter: str, calls: bool) -> str:
 def rows(tree_name: str, calls: int, call_limit: int = 3, n: int = 6):
     chat = chat_of(NAME, call_limit=call_limit)
     config = composed("explore", "hardware=cpu", f"tree={tree_name}", "environment=chat")
-    policy = policy_class(tree_name).from_config(config, TOKENIZER)
+    policy = tree_part(tree_name).policy.from_config(config, TOKENIZER)
     prompt = chat.template.builder.build_initial_tokens([{"role": "user", "content": "?"}], tools=chat.schemas)
     options = {"max_tokens": 500, "stop_token_ids": [TOKENIZER.eos_token_id], "vocab_size": len(TOKENIZER), "seed": 3}
     tree = asyncio.run(grow(Caller(calls), prompt, n, policy, environment=chat, **options))

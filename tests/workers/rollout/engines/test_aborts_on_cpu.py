@@ -126,7 +126,7 @@ def test_a_whole_response(server, tokenizer):
 
 
 @pytest.mark.parametrize("chosen_is_likely", [False, True])
-def test_what_comes_before_anybody_reads_is_whole(server, engine, monkeypatch, chosen_is_likely):
+def test_outputs_before_the_first_read_are_whole(server, engine, monkeypatch, chosen_is_likely):
     if chosen_is_likely:  # then it is in vLLM's report twice
         engine.tokens = [TOP[0][0]] * 20
         monkeypatch.setitem(globals(), "SAMPLED", TOP[0][1])

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from verl.workers.rollout.engines.request_batching import Exchange, ExchangeServer, on_first_token
+from verl.workers.rollout.engines.request_batching import BatchingServer, RequestBatcher, on_first_token
 
 
-class Server(ExchangeServer):
+class Server(BatchingServer):
     """Answers with the prompt after as many seconds as it says; counts requests and calls."""
 
     def __init__(self):
@@ -54,80 +54,80 @@ class Server(ExchangeServer):
 
 async def test_each_request_gets_its_answer_and_few_calls_are_made():
     server = Server()
-    exchange = Exchange(server.handle())
-    answers = await asyncio.gather(*(exchange.generate(prompt=f"{i}") for i in range(50)))
+    batcher = RequestBatcher(server.handle())
+    answers = await asyncio.gather(*(batcher.send(prompt=f"{i}") for i in range(50)))
     assert answers == [f"{i}" for i in range(50)]
     assert server.asked == 50 and server.calls == ["submit", "collect"]
-    assert exchange.collecting is None and not exchange.waiting
+    assert batcher.collecting is None and not batcher.waiting
 
 
 async def test_a_quick_request_does_not_wait_for_a_slow_one_and_may_be_followed_by_others():
     server, ended = Server(), []
-    exchange = Exchange(server.handle())
+    batcher = RequestBatcher(server.handle())
 
     async def turns(name: str, seconds: float, n: int):
         for turn in range(n):
-            ended.append(await exchange.generate(prompt=f"{name}{turn}", seconds=seconds))
+            ended.append(await batcher.send(prompt=f"{name}{turn}", seconds=seconds))
 
     await asyncio.gather(turns("slow", 0.3, 1), turns("quick", 0.01, 3))
     assert ended == ["quick0", "quick1", "quick2", "slow0"]
     # another time after everything has ended
-    assert await exchange.generate(prompt="later") == "later"
+    assert await batcher.send(prompt="later") == "later"
 
 
 async def test_clients_of_one_server_are_kept_apart():
     server = Server()
-    exchanges = [Exchange(server.handle()) for _ in range(3)]
-    asked = [exchange.generate(prompt=f"{i}", seconds=0.01 * (3 - i)) for i, exchange in enumerate(exchanges)]
+    batchers = [RequestBatcher(server.handle()) for _ in range(3)]
+    asked = [batcher.send(prompt=f"{i}", seconds=0.01 * (3 - i)) for i, batcher in enumerate(batchers)]
     assert await asyncio.gather(*asked) == ["0", "1", "2"]
 
 
 async def test_an_error_is_that_requests_alone():
-    exchange = Exchange(Server().handle())
-    asked = [exchange.generate(prompt=prompt) for prompt in ("fine", "bad", "fine too")]
+    batcher = RequestBatcher(Server().handle())
+    asked = [batcher.send(prompt=prompt) for prompt in ("fine", "bad", "fine too")]
     first, error, last = await asyncio.gather(*asked, return_exceptions=True)
     assert (first, last) == ("fine", "fine too")
     assert isinstance(error, RuntimeError) and "ValueError: no such prompt" in str(error)
 
 
-async def test_what_is_given_up_ends_on_the_server():
+async def test_a_cancelled_request_ends_on_the_server():
     server = Server()
-    exchange = Exchange(server.handle())
-    asked = [asyncio.create_task(exchange.generate(prompt=f"{i}", seconds=60)) for i in range(5)]
-    kept = asyncio.create_task(exchange.generate(prompt="kept", seconds=0.2))
+    batcher = RequestBatcher(server.handle())
+    asked = [asyncio.create_task(batcher.send(prompt=f"{i}", seconds=60)) for i in range(5)]
+    kept = asyncio.create_task(batcher.send(prompt="kept", seconds=0.2))
     await asyncio.sleep(0.02)
     assert server.running == 6
-    at_once = asyncio.create_task(exchange.generate(prompt="never submitted before", seconds=60))
+    at_once = asyncio.create_task(batcher.send(prompt="never submitted before", seconds=60))
     await asyncio.sleep(0)
     for task in (*asked, at_once):
         task.cancel()
     await asyncio.sleep(0.05)
     assert server.running == 1 and server.calls.count("give_up") == 1
     assert await kept == "kept"
-    await asyncio.wait_for(exchange.collecting or asyncio.sleep(0), 1)
-    assert not exchange.waiting and not server._exchange_tasks
+    await asyncio.wait_for(batcher.collecting or asyncio.sleep(0), 1)
+    assert not batcher.waiting and not server._batch_tasks
 
 
 async def test_a_servers_death_ends_every_request_that_waits_and_every_later_one():
     server = Server()
-    exchange = Exchange(server.handle())
-    waiting = [asyncio.create_task(exchange.generate(prompt="x", seconds=60)) for _ in range(3)]
+    batcher = RequestBatcher(server.handle())
+    waiting = [asyncio.create_task(batcher.send(prompt="x", seconds=60)) for _ in range(3)]
     await asyncio.sleep(0.02)
     server.dead.set()
     errors = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
     assert [str(error) for error in errors] == ["the actor died"] * 3
     with pytest.raises(ConnectionError, match="the actor is dead"):
-        await asyncio.wait_for(exchange.generate(prompt="x"), 5)
+        await asyncio.wait_for(batcher.send(prompt="x"), 5)
     await asyncio.sleep(0)
     gc.collect()
 
 
 async def test_a_first_token_is_reported_before_the_answer_to_those_who_ask():
-    exchange, seen = Exchange(Server().handle()), []
+    batcher, seen = RequestBatcher(Server().handle()), []
 
     async def ask(prompt: str, reports: bool):
-        answer = await exchange.generate(partial(seen.append, prompt) if reports else None, prompt=prompt, seconds=0.05)
+        answer = await batcher.send(partial(seen.append, prompt) if reports else None, prompt=prompt, seconds=0.05)
         seen.append(f"answer {answer}")
 
     await asyncio.gather(ask("a", True), ask("b", False))
-    assert seen[0] == "a" and sorted(seen[1:]) == ["answer a", "answer b"] and not exchange.on_first_token
+    assert seen[0] == "a" and sorted(seen[1:]) == ["answer a", "answer b"] and not batcher.on_first_token

@@ -28,7 +28,7 @@ from verl.utils.fault_reports import RunError
 from verl.workers.rollout.engines import vllm_server
 from verl.workers.rollout.engines.interface import GenerationRequest
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
-from verl.workers.rollout.engines.request_batching import ExchangeServer
+from verl.workers.rollout.engines.request_batching import BatchingServer
 from verl.workers.rollout.engines.vllm_server import LLMClientEngine
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import TREE_METRICS
@@ -87,7 +87,7 @@ class UpstreamServer:
 
 
 @ray.remote
-class Server(ExchangeServer, UpstreamServer):
+class Server(BatchingServer, UpstreamServer):
     """As `TopLogprobsServer`."""
 
 
@@ -257,7 +257,7 @@ def test_a_stop_text_that_an_abort_has_cut_in_two_still_ends_a_request(actors, c
     assert text.endswith(STOP) and text.count(STOP) == 1 and sum(stack.requests()) == 2
 
 
-def test_what_only_looks_like_the_rest_of_a_stop_text_does_not_end_it(actors):
+def test_a_lookalike_of_a_stop_texts_rest_ends_no_request(actors):
     """After the abort, at `x<think>s`, the server looks for the `c` of `sc`, which it finds in `<search>`."""
     stack = Stack(actors, toy_agent.ToyPolicy(), aborts=[3])
     options = {"max_tokens": 200, "seed": 1, "stop": ["sc", "</search>"], "temperature": 1.0}
@@ -265,7 +265,7 @@ def test_what_only_looks_like_the_rest_of_a_stop_text_does_not_end_it(actors):
     assert TOKENIZER.decode(made.token_ids).endswith("</search>") and sum(stack.requests()) == 3
 
 
-def test_where_an_aborted_group_is_it_asks_for_a_server_once_and_seeds_go_on(actors, model):
+def test_an_aborted_group_asks_for_a_server_once_and_its_seeds_go_on(actors, model):
     stack = Stack(actors, TransformersEngine(model), aborts=[2] * 4)
 
     async def group():
@@ -339,7 +339,7 @@ def test_a_server_of_upstreams_own_is_asked_request_by_request(model):
     engine = LLMClientEngine(Client())
     made = asyncio.run(group())
     assert [part.token_ids for part in made] == [asyncio.run(generate(inside, [i])).token_ids for i in range(3)]
-    assert server.asked == 3 and not engine.servers.exchanges
+    assert server.asked == 3 and not engine.servers.batchers
 
 
 def test_a_server_without_entropies_is_named(actors, model):

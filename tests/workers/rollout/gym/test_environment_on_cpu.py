@@ -10,11 +10,11 @@ from recipe.common.tree import Policy as Plain
 from verl.workers.rollout.chat.template import ChatTemplate, make_builder
 from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.gym.environment import Gym, GymKeys
-from verl.workers.rollout.gym.trial import try_gym
 from verl.workers.rollout.stateful import Step
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tree_builder import grow
 from verl.workers.rollout.tree_rollout import rows_of
+from verl.workers.rollout.trial import try_gym
 
 GAMES = "tests.workers.rollout.gym.games"
 TOKENIZER = make_tokenizer()

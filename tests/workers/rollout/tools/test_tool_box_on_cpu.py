@@ -8,7 +8,7 @@ import time
 import pytest
 
 from verl.workers.config.keys import read_keys
-from verl.workers.rollout.tools import tool_box, tool_thread
+from verl.workers.rollout.tools import tool_box, tool_runners
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, try_tools
 
@@ -126,7 +126,7 @@ class Stubborn(Scripted):
 
 @pytest.mark.parametrize("content", ["block", "ignore"])
 async def test_a_tool_that_blocks_or_ignores_its_cancellation_stops_nobody(content, monkeypatch):
-    monkeypatch.setattr(tool_thread, "CANCEL_SECONDS", 0.2)
+    monkeypatch.setattr(tool_runners, "CANCEL_SECONDS", 0.2)
     entries = {name: {"class_path": f"{__name__}.{name}"} for name in ("Scripted", "Stubborn")}
     monkeypatch.setattr(Stubborn, "trigger_tag", "stubborn")
     made = ToolBox(ToolsConfig(tool_instances=entries, timeout=0.3, retry_count=0))
@@ -262,5 +262,5 @@ def test_a_tool_shows_that_it_works_before_a_run_begins(caplog, monkeypatch):
         ("fine", False),
     ],
 )
-def test_who_is_at_fault(step, own_fault):
+def test_passing_and_unknown_errors_are_the_tools_own_fault(step, own_fault):
     assert call(box([step], retry_count=0, timeout=0.05)).own_fault == own_fault

@@ -26,11 +26,10 @@ from verl.tools.schemas import OpenAIFunctionToolSchema
 from verl.utils.fault_reports import cause_of
 from verl.utils.user_code import finite_number
 from verl.workers.config.keys import STRICT
+from verl.workers.rollout.agent.chat_completions import AgentRequest, plain_message
 from verl.workers.rollout.agent.gateway import Gateway, Reply, Session
-from verl.workers.rollout.agent.messages import AgentRequest, plain_message
 from verl.workers.rollout.agent.process import Outcome, Program, Programs
-from verl.workers.rollout.chat.arguments import schema_for_parser
-from verl.workers.rollout.chat.calls import CallReader, without_thoughts
+from verl.workers.rollout.chat.calls import CallReader, schema_for_parser, without_thoughts
 from verl.workers.rollout.chat.template import ChatTemplate
 from verl.workers.rollout.contexts import END_OF_THINKING, THINK, ContextRule
 from verl.workers.rollout.environment import Answer, BranchLost, Ends, TurnEnd
@@ -167,6 +166,8 @@ class AgentInstance(Instance):
 
 class Agents:
     """What all prompts of a worker share: the gateway, and the server of the programs."""
+
+    can_copy = False
 
     def __init__(self, keys: AgentKeys):
         self.keys = keys
@@ -332,9 +333,7 @@ class Agent(StatefulEnvironment):
     async def _said(self, before: Conversation, turn: Sequence[int]) -> tuple[Reply, dict[str, Any]]:
         """Return a turn as the program gets it, and as a message with all its text."""
         text, calls = await self.reader.message(turn, _parser_schemas(before.request.tools))
-        for token in self.template.control_tokens.special.values():
-            text = text.replace(token, "")
-        content = text
+        content = text = self.template.control_tokens.removed(text)
         if self.keys.reasoning == "hidden":
             content = "" if THINK in text and END_OF_THINKING not in text else without_thoughts(text).lstrip("\n")
         stop = self._stop_in(content, before.request)

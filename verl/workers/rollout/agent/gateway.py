@@ -25,14 +25,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from verl.workers.rollout.agent.chat_completions import (
+    AgentRequest,
     ApiError,
     Reply,
+    agent_request,
     chat_completion,
     error_response,
     event_stream,
     ignored_parameters,
 )
-from verl.workers.rollout.agent.messages import AgentRequest, agent_request
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ KEEP_ALIVE_SECONDS = 3600  # a program may run its tools for long between two re
 
 
 @dataclass(eq=False)
-class _Call:
+class _WaitingRequest:
     """A request and the future of its reply with the reply's number; None if the session ends first."""
 
     request: AgentRequest
@@ -50,18 +51,14 @@ class _Call:
 
 
 class Session:
-    """The requests of one program, from `Gateway.open` until `close`.
-
-    Attributes:
-        n_requests: number of requests so far, without refused ones.
-        n_disconnected: number of requests whose client left after they were handed out and before their reply.
-    """
+    """The requests of one program, from `Gateway.open` until `close`. `n_disconnected` counts requests whose client
+    left after they were handed out and before their reply."""
 
     def __init__(self, base_url: str, api_key: str, ended: Callable[[], Any]):
         self.base_url, self.api_key = base_url, api_key
         self.n_requests = self.n_disconnected = self._n_replies = 0
-        self._pending: list[_Call] = []
-        self._handed_out: list[_Call] = []
+        self._pending: list[_WaitingRequest] = []
+        self._handed_out: list[_WaitingRequest] = []
         self._changed = asyncio.Event()
         self._closed, self._ended = False, ended
 
@@ -71,13 +68,8 @@ class Session:
         return [call.request for call in self._pending]
 
     async def next_request(self, expected: AgentRequest | None = None) -> AgentRequest:
-        """Hand out the first pending request, or the first that equals `expected`; wait until there is one.
-
-        A cancelled call hands out nothing.
-
-        Raises:
-            RuntimeError: the session is closed.
-        """
+        """Hand out the first pending request, or the first that equals `expected`; wait until there is one. A cancelled
+        call hands out nothing. Raise RuntimeError if the session is closed."""
         while not self._closed:
             for call in self._pending:
                 if expected is None or call.request == expected:
@@ -90,11 +82,7 @@ class Session:
 
     def reply(self, request: AgentRequest, reply: Reply) -> None:
         """Answer a request that was handed out, the first of equal ones. The reply is dropped if its client has left.
-
-        Raises:
-            RuntimeError: the session is closed.
-            ValueError: no such request waits for a reply.
-        """
+        Raise RuntimeError if the session is closed, and ValueError if no such request waits."""
         if self._closed:
             raise RuntimeError("the session is closed")
         call = next((call for call in self._handed_out if call.request == request), None)
@@ -117,7 +105,7 @@ class Session:
         self._changed.set()
         self._ended()
 
-    def _add(self, request: AgentRequest) -> _Call:
+    def _add(self, request: AgentRequest) -> _WaitingRequest:
         if self._closed:
             raise _ended_error()
         answer = asyncio.get_running_loop().create_future()
@@ -125,13 +113,13 @@ class Session:
             if call.answer.cancelled() and call.request == request:  # its client has given up, and asks again
                 call.answer = answer
                 return call
-        call = _Call(request, answer)
+        call = _WaitingRequest(request, answer)
         self.n_requests += 1
         self._pending.append(call)
         self._changed.set()
         return call
 
-    def _drop(self, call: _Call) -> None:
+    def _drop(self, call: _WaitingRequest) -> None:
         """Forget the reply of a call whose client has left."""
         call.answer.cancel()
         if call in self._pending:
@@ -141,12 +129,8 @@ class Session:
 
 
 class Gateway:
-    """The HTTP server of a rollout worker and its sessions.
-
-    Args:
-        host: address to listen on; the operating system chooses the port.
-        ignored: regular expressions for texts that make no difference between requests (`agent_request`).
-    """
+    """The HTTP server of a rollout worker and its sessions. It listens at `host`; texts that match `ignored`, regular
+    expressions, make no difference between requests."""
 
     def __init__(self, host: str = "127.0.0.1", ignored: Sequence[str] = ()):
         self.host, self.ignored = host, tuple(ignored)
@@ -157,11 +141,7 @@ class Gateway:
         self._url = ""
 
     async def start(self) -> None:
-        """Start the server in the running event loop, once; later callers wait until it has started.
-
-        Raises:
-            OSError: the host is no address of this machine.
-        """
+        """Start the server in the running event loop, once; later callers wait until it has started."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
@@ -196,11 +176,7 @@ class Gateway:
         self._url = f"http://{f'[{own}]' if ':' in own else own}:{listener.getsockname()[1]}"
 
     def open(self) -> Session:
-        """Return a new session.
-
-        Raises:
-            RuntimeError: the gateway has not started.
-        """
+        """Return a new session of a gateway that has started."""
         if not self._url:
             raise RuntimeError("the gateway has not started: await start() first")
         name = secrets.token_urlsafe(24)

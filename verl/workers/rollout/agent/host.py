@@ -37,11 +37,7 @@ OUT_OF_MEMORY = r"MemoryError|bad_alloc|[Cc]annot allocate memory"
 
 
 def load_function(class_path: str) -> Any:
-    """Return a function; None for an empty path, for programs that are commands.
-
-    Raises:
-        ValueError: the function cannot be imported.
-    """
+    """Return a function; None for an empty path, of programs that are commands."""
     if not class_path:
         return None
     module, _, name = class_path.rpartition(".")
@@ -63,13 +59,8 @@ def last_line(output: bytes) -> str:
 
 
 def become_program(request: Mapping[str, Any], function: Any, outputs: list[int]) -> None:
-    """Run the command or the function in this process, a fork of the keeper, and end it.
-
-    Args:
-        request: row, environment, command and limits (`Programs.start`).
-        function: the function; None for a command.
-        outputs: descriptors for standard output, standard error, and the function's result or why it failed.
-    """
+    """Run the command or the function in this process, a fork of the keeper, and end it. `outputs` are descriptors for
+    standard output, standard error, and the function's result or why it failed."""
     try:
         os.setsid()
         with tempfile.TemporaryFile(dir=request["folder"]) as row:

@@ -39,15 +39,13 @@ class Outcome:
 
 
 class Programs:
-    """The programs of a rollout worker; either a command or a function.
+    """The programs of a rollout worker; either a command, whose standard input is the row as JSON, or a function.
 
     Args:
-        command: program and arguments. Its standard input is the row as JSON.
         class_path: path of a function `run(task, base_url, api_key)`, plain or async, whose task is the row.
         env: environment variables of a program beside HOME, LANG, OPENAI_API_KEY, OPENAI_BASE_URL, PATH, TMPDIR, and
             PYTHONHASHSEED, with which sets have the same order in a second run.
-        memory_mb: largest size of a process's data in MiB (RLIMIT_DATA), in which a function's imported modules count;
-            None for no limit.
+        memory_mb: largest size of a process's data in MiB (RLIMIT_DATA), in which a function's imported modules count.
     """
 
     def __init__(
@@ -58,8 +56,6 @@ class Programs:
         env: Mapping[str, str] = {},
         memory_mb: int | None = None,
     ):
-        if (command is None) == (class_path is None):
-            raise ValueError("set one of environment.command and environment.class_path")
         self.command, self.memory_mb = None if command is None else list(command), memory_mb
         self.folder = f"{tempfile.gettempdir()}/agent-{uuid.uuid4().hex}"
         basic = {"PATH": os.environ.get("PATH", os.defpath), "LANG": os.environ.get("LANG", "C.UTF-8")}
@@ -69,11 +65,7 @@ class Programs:
         self._running: set[Program] = set()
 
     async def prepare(self) -> None:
-        """Import the function, or find the command.
-
-        Raises:
-            ValueError: there is no such function or command; the message names the key.
-        """
+        """Import the function, or find the command; raise ValueError, which names the key, if there is none."""
         if self.command is not None and not (self.command and shutil.which(self.command[0], path=self.env["PATH"])):
             raise ValueError(f"environment.command={self.command}: there is no such program")
         await self._hosts.start()

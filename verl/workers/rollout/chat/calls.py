@@ -1,4 +1,4 @@
-"""Reads the calls of a turn with verl's parsers, which `multi_turn.format` names.
+"""Reads the calls of a turn with verl's parsers, which `multi_turn.format` names, and checks their arguments.
 
 A parser of verl drops a call that it cannot read. Here such a call is kept with its fault, so that the model reads
 what was wrong: `CallReader` compares the parser's calls with the marks of calls in the turn's text.
@@ -7,32 +7,39 @@ what was wrong: `CallReader` compares the parser's calls with the marks of calls
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.schemas import OpenAIFunctionToolSchema
+
+from verl.workers.rollout.tools.base_tool import BaseTool
+from verl.workers.rollout.tools.plain_text import one_line
 
 logger = logging.getLogger(__name__)
 
 FORMAT = "actor_rollout_ref.rollout.multi_turn.format"
 PYTHON_TAG = "<|python_tag|>"
 UNREADABLE = "the call cannot be read"
+MAX_SHOWN_CHARS = 200  # largest number of characters of a fault that the model reads
+TYPES: dict[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
+SAMPLES = {"string": "…", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
 _FENCE = re.compile(r"\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*", re.DOTALL)
 _ANALYSIS = re.compile(r"<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|$)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call as the model wrote it.
-
-    Args:
-        name: name of the tool; empty if it cannot be read.
-        arguments: text of the arguments, which should be a JSON object.
-        id: id that the model gave the call; None without one.
-        fault: reason why the call cannot be read; empty if it can.
-    """
+    """A call as the model wrote it; `arguments` should be a JSON object, and `name` is empty if it cannot be read."""
 
     name: str
     arguments: str = "{}"
@@ -112,15 +119,8 @@ def check_format(name: str) -> None:
 
 
 class CallReader:
-    """Reads the calls of a turn. As verl's parsers do, it also takes a call within the turn's thoughts.
-
-    Args:
-        format: name of verl's parser.
-        tokenizer: tokenizer of the model, from `transformers`.
-
-    Raises:
-        ValueError: there is no such parser, or the tokenizer lacks a token at which the parser's turns end.
-    """
+    """Reads the calls of a turn with verl's parser `format`. As verl's parsers do, it also takes a call within the
+    turn's thoughts. Raise ValueError for a tokenizer that lacks a token at which the parser's turns end."""
 
     def __init__(self, format: str, tokenizer):
         check_format(format)
@@ -139,7 +139,7 @@ class CallReader:
 
     async def read(self, turn: Sequence[int], tools: list[OpenAIFunctionToolSchema]) -> list[Call]:
         """Return the calls of a turn in order, also those that cannot be read; none if the turn is a final answer."""
-        parsed = await self._parsed([*self._begins, *turn], tools)
+        _, parsed = await self.message(turn, tools)
         calls = [Call(call.name, call.arguments, call.tool_call_id) for call in parsed]
         text = without_thoughts(self.tokenizer.decode(list(turn), skip_special_tokens=False))
         with_broken = JSON_CALLS[self.format](text) if self.format in JSON_CALLS else []
@@ -152,22 +152,78 @@ class CallReader:
     async def message(
         self, turn: Sequence[int], tools: list[OpenAIFunctionToolSchema]
     ) -> tuple[str, list[FunctionCall]]:
-        """Return a turn as a server would: its text, with special tokens, and the calls that can be read."""
+        """Return a turn's text with special tokens, and the calls that can be read; none if the parser fails."""
         try:
             return await self.parser.extract_tool_calls([*self._begins, *turn], tools)
         except Exception as error:
-            self._log(error)
+            if type(error).__name__ not in self._logged:
+                self._logged.add(type(error).__name__)
+                logger.warning(f"{FORMAT}={self.format} failed on a turn; later ones are not logged", exc_info=error)
             return self.tokenizer.decode(list(turn), skip_special_tokens=False), []
 
-    async def _parsed(self, token_ids: list[int], tools: list[OpenAIFunctionToolSchema]) -> list[FunctionCall]:
-        """Return the parser's calls; none if it fails, since the model's text must not end a run."""
-        try:
-            return (await self.parser.extract_tool_calls(token_ids, tools))[1]
-        except Exception as error:
-            self._log(error)
-            return []
 
-    def _log(self, error: Exception) -> None:
-        if type(error).__name__ not in self._logged:
-            self._logged.add(type(error).__name__)
-            logger.warning(f"{FORMAT}={self.format} failed on a turn; later ones are not logged", exc_info=error)
+class CallFault(ValueError):
+    """A call that cannot run. The model reads the message."""
+
+
+def arguments_of(call: Call, tools: Mapping[str, BaseTool]) -> tuple[BaseTool, dict[str, Any]]:
+    """Return a call's tool and arguments; raise CallFault if there is no such tool, or it does not allow these."""
+    if call.fault:
+        raise CallFault(one_line(call.fault, MAX_SHOWN_CHARS))
+    if call.name not in tools:
+        raise CallFault(f"there is no tool {one_line(call.name, MAX_SHOWN_CHARS)}; the tools are {', '.join(tools)}")
+    tool = tools[call.name]
+    try:
+        arguments = json.loads(call.arguments)
+    except (ValueError, RecursionError) as error:
+        raise CallFault(one_line(f"the arguments of {call.name} are no JSON ({error})", MAX_SHOWN_CHARS)) from error
+    if not isinstance(arguments, dict):
+        raise CallFault(f"the arguments of {call.name} are no JSON object")
+    _check_names(call.name, tool.schema, arguments)
+    return tool, arguments
+
+
+def _check_names(name: str, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """Check that the required arguments are there, that there are no others, and that their types are right."""
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if missing := [key for key in required if key not in arguments]:
+        raise CallFault(f"{name} lacks the argument {', '.join(missing)}")
+    unknown = [] if schema.get("additionalProperties") else [key for key in arguments if key not in properties]
+    if unknown:
+        shown = one_line(", ".join(unknown), MAX_SHOWN_CHARS)
+        raise CallFault(f"{name} has no argument {shown}; its arguments are {', '.join(properties) or 'none'}")
+    for key, value in arguments.items():
+        about = properties.get(key)
+        named = about.get("type") if isinstance(about, Mapping) else None
+        if not isinstance(named, str) or named not in TYPES:
+            continue
+        is_wrong_bool = isinstance(value, bool) and named != "boolean"  # Python takes it for a number
+        if is_wrong_bool or not isinstance(value, TYPES[named]):
+            raise CallFault(f"the argument {key} of {name} is no {named}")
+
+
+def sample_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments that a schema allows: the required ones, or the first one.
+
+    >>> sample_arguments({"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}})
+    {'city': '…'}
+    """
+    properties = schema.get("properties") or {}
+    names = schema.get("required") or list(properties)[:1]
+    return {name: SAMPLES.get(_type_of(properties.get(name)), "…") for name in names}
+
+
+def schema_for_parser(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a function for verl's parsers, which read its arguments' types; `object` stands for other types."""
+    about = function["function"]
+    schema = about.get("parameters") or {}
+    properties = {name: {"type": _type_of(value)} for name, value in (schema.get("properties") or {}).items()}
+    parameters = {"type": "object", "properties": properties, "required": list(schema.get("required") or [])}
+    described = {"name": about["name"], "description": about.get("description") or "", "parameters": parameters}
+    return {"type": "function", "function": described}
+
+
+def _type_of(schema: Any) -> str:
+    """Return the type of an argument; `object`, for any value, if its schema names not one type."""
+    name = schema.get("type") if isinstance(schema, Mapping) else None
+    return name if isinstance(name, str) and name in SAMPLES else "object"

@@ -11,8 +11,14 @@ from typing import Any
 
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
-from verl.workers.rollout.chat.arguments import CallFault, arguments_of, sample_arguments, schema_for_parser
-from verl.workers.rollout.chat.calls import Call, CallReader
+from verl.workers.rollout.chat.calls import (
+    Call,
+    CallFault,
+    CallReader,
+    arguments_of,
+    sample_arguments,
+    schema_for_parser,
+)
 from verl.workers.rollout.chat.template import UNKNOWN, ChatTemplate
 from verl.workers.rollout.environment import Answer, BranchLost, Ends, Environment, TurnEnd
 from verl.workers.rollout.stateful import InstanceKeys, InstancePool
@@ -25,13 +31,8 @@ MAX_NAME_CHARS = 64  # largest number of characters kept of a tool's name that t
 
 
 def call_limit(max_calls: int, multi_turn) -> int:
-    """Return the largest number of answers in a trajectory.
-
-    Args:
-        max_calls: the key `tools.call_limit`.
-        multi_turn: verl's section, whose keys `max_user_turns` and `max_assistant_turns` also limit it; null or 0 for
-            no limit.
-    """
+    """Return the largest number of answers in a trajectory: `tools.call_limit`, and less by verl's keys
+    `max_user_turns` and `max_assistant_turns`, of which null or 0 is no limit."""
     limits = [max_calls]
     if multi_turn.max_user_turns:
         limits.append(multi_turn.max_user_turns)
@@ -62,17 +63,8 @@ def result_text(template: ChatTemplate, text: str) -> str:
 
 
 class Chat(Environment):
-    """The environment of `environment=chat`, of all tools or of those that a row selects.
-
-    Args:
-        box: all tools of the process.
-        multi_turn: verl's section `actor_rollout_ref.rollout.multi_turn`.
-        pool: live sessions of the worker's tools; None for one with the default keys.
-        names: names of the tools that the model may call; None for all.
-
-    Raises:
-        ValueError: the chat template does not describe the tools.
-    """
+    """The environment of `environment=chat`, of all tools or of those that a row selects (`names`). `multi_turn` is
+    verl's section of that name."""
 
     def __init__(
         self,
@@ -104,11 +96,7 @@ class Chat(Environment):
         return [self._harmless(item) for item in value] if isinstance(value, list | tuple) else value
 
     def open(self, row: Mapping[str, Any], seed: int) -> "Chat":
-        """Return the environment with the tools that a row selects: `extra_info.tool_selection`, or a column `tools`.
-
-        Raises:
-            ValueError: the row names a tool that there is not.
-        """
+        """Return the environment with the tools that a row selects (`ToolBox.selected_by`)."""
         names = self.box.selected_by(row)
         return Chat(self.box, self.reader, self.template, self.multi_turn, self.pool, names)
 
@@ -143,8 +131,7 @@ class Chat(Environment):
         return replace(call, name=name, id=self._harmless(call.id))
 
     async def _run(self, calls: Sequence[Call], state: ToolStates | None) -> tuple[list[ToolCall], ToolStates | None]:
-        """Return the outcomes of calls, whose texts have no control tokens, and the sessions' states after them; a call
-        with a fault does not run."""
+        """Return the outcomes of calls, and the sessions' states after them; a call with a fault does not run."""
         outcomes: dict[int, ToolCall] = {}
         contents: dict[int, tuple[str, str]] = {}
         for i, call in enumerate(calls):

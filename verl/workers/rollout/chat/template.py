@@ -17,7 +17,7 @@ from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, MergeR
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from verl.workers.rollout.chat.calls import Call, without_thoughts
-from verl.workers.rollout.tools.control_tokens import ControlTokens, spaced
+from verl.workers.rollout.tools.plain_text import ControlTokens, spaced
 
 MODEL = "actor_rollout_ref.model"
 TEMPLATE = f"environment=chat: the chat template of {MODEL}.path"
@@ -28,15 +28,8 @@ UNKNOWN = "unknown"  # a tool's name where the model gave none
 
 
 def make_builder(tokenizer, model_type: str | None, template_options: Mapping[str, Any]) -> ContinuousTokenBuilder:
-    """Return verl's builder for a text model.
-
-    Args:
-        model_type: `model_type` of the model's config.json; None for the general builder.
-        template_options: options of the chat template, `data.apply_chat_template_kwargs`.
-
-    Raises:
-        ValueError: the model reads more than text, or its tokenizer lacks a token that its family needs.
-    """
+    """Return verl's builder for a text model by its config's `model_type`, or the general builder for None. Raise
+    ValueError if it cannot build prompts."""
     try:
         return create_continuous_token_builder(
             tokenizer, hf_model_type=model_type, chat_template_kwargs=dict(template_options)
@@ -64,15 +57,8 @@ def added_tokens(turn: Sequence[int], merged: MergeResult) -> list[int]:
 
 
 class ChatTemplate:
-    """The chat template of a model with tools.
-
-    Args:
-        builder: verl's builder for the model.
-        closes: whether a turn that ended with another token gets the template's end of turn first.
-
-    Raises:
-        ValueError: the template does not render calls or tool messages; the message names the key to set.
-    """
+    """The chat template of a model with tools. With `closes` a turn that ended with another token gets the template's
+    end of turn first. Raise ValueError, which names the key, if it does not render calls or tool messages."""
 
     def __init__(self, builder: ContinuousTokenBuilder, closes: bool):
         self.builder, self.control_tokens = builder, ControlTokens(builder.tokenizer)
@@ -97,14 +83,7 @@ class ChatTemplate:
     def answer(
         self, turn: Sequence[int], calls: Sequence[Call], texts: Sequence[str], schemas: list[dict[str, Any]] | None
     ) -> list[int]:
-        """Return the tokens that follow a turn: its end if it lacks one, tool messages, and the next turn's beginning.
-
-        Args:
-            turn: tokens of the turn; the builder reads the last ones.
-            calls: calls of the turn that are answered.
-            texts: answer to each call, without control tokens.
-            schemas: tools that the prompt describes.
-        """
+        """Return `after` for the answers to a turn's calls, texts without control tokens."""
         calls = [replace(call, arguments="{}") for call in calls]
         after = [tool_message(call, text) for call, text in zip(calls, texts, strict=True)]
         return self.after(turn, assistant_message(calls), after, schemas)
@@ -116,12 +95,9 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         schemas: list[dict[str, Any]] | None = None,
     ) -> list[int]:
-        """Return the tokens that follow a turn: its end if it lacks one, messages, and the next turn's beginning.
-
-        Args:
-            said: message of the turn, of which the builder reads the calls.
-            messages: messages that follow it; the last one is not the assistant's.
-        """
+        """Return the tokens that follow a turn: its end if it lacks one, messages, of which the last is not the
+        assistant's, and the next turn's beginning. `said` is the turn's message, of which the builder reads the
+        calls."""
         closing = [] if turn and turn[-1] in self.ends else self.closing
         closed, before = [*turn, *closing], [QUESTION, dict(said)]
         merged = self.builder.merge_context_tokens(before, [*before, *map(dict, messages)], closed, tools=schemas)
@@ -137,10 +113,8 @@ class ChatTemplate:
         return self.after(turn, {"role": "assistant", "content": FINE}, [message])
 
     def extended(self, read: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
-        """Return a prompt with further messages, the assistant's first, and the next turn's beginning.
-
-        None if the prompt does not end with a turn's beginning.
-        """
+        """Return a prompt with further messages, the assistant's first; None if it does not end with a turn's
+        beginning."""
         n = len(self._beginning)
         if list(read[-n:]) != self._beginning:
             return None
@@ -157,8 +131,7 @@ class ChatTemplate:
         return tokens[: ends[-1] + 1] if ends else tokens
 
     def example(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return a call as the template renders it, for a model that has written a broken one; in JSON if the template
-        cannot render these arguments."""
+        """Return a call as the template renders it, for a model that has written a broken one, or else in JSON."""
         try:
             tokens = self.turn("", [Call(name, json.dumps(arguments, ensure_ascii=False))])
         except Exception:  # a template may raise anything, and must not end the run

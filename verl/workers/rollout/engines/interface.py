@@ -85,31 +85,21 @@ class RolloutEngine(ABC):
     async def score(
         self, prompt_ids: Sequence[int], continuation_ids: Sequence[int], request_id: str | None = None
     ) -> list[float]:
-        """Return the log-probability in nats of each token of a given continuation.
+        """Return the log-probability in nats of each token of a continuation of `prompt_ids`, which are at least one.
 
         The distribution is the raw one (T = 1) of the engine's present weights, whatever the sampling parameters of
         `generate`. vLLM takes a common prefix from its cache.
-
-        Args:
-            prompt_ids: tokens before the continuation, at least one.
-            continuation_ids: tokens to score.
-            request_id: id as in `GenerationRequest`.
         """
         raise NotImplementedError(f"{type(self).__name__} scores no continuations")
 
 
 def last_scores(prompt_log_probs: Sequence[float], n_cached: int | None, n_prompt: int, n: int) -> list[float] | None:
-    """Return the log-probabilities of a prompt's last n tokens from those that vLLM reports; None if some are missing.
+    """Return the log-probabilities of a prompt's last n tokens from those that vLLM reports, from the second token on;
+    None if some are missing.
 
     vLLM computes no log-probability for a token whose predecessor comes from the prefix cache: the V2 model runner
     leaves these tokens out, and the V1 runner reports uninitialized memory for them. The last n values are therefore
-    correct unless the cache held all tokens before the continuation.
-
-    Args:
-        prompt_log_probs: log-probabilities that vLLM reports, from the prompt's second token on.
-        n_cached: number of the prompt's tokens that came from the cache.
-        n_prompt: number of tokens before the continuation.
-        n: number of tokens of the continuation.
+    correct unless the cache held all `n_prompt` tokens before the continuation.
     """
     if (n_cached or 0) > n_prompt - 1 or len(prompt_log_probs) < n:
         return None

@@ -1,10 +1,10 @@
 """Sends many requests to a rollout server in few calls through Ray, because a call costs about 1 ms of CPU.
 
     agent-loop worker                             server
-    Exchange.generate ─┐
-    Exchange.generate ─┴─ submit(client, [...]) ──> a task for each request
-                          collect(client) ────────> waits for the first answer and those that follow at once
-                        <─ [(number, answer), ...]      and once for each group (number, FirstToken())
+    RequestBatcher.send ─┐
+    RequestBatcher.send ─┴─ submit(client, [...]) ──> a task for each request
+                            collect(client) ────────> waits for the first answer and those that follow at once
+                          <─ [(number, answer), ...]      and once for each group (number, FirstToken())
 
 Requests from one tick of the worker's event loop are submitted together. Answers that one step of the engine finishes
 are collected together, for all groups of the worker. If a request is cancelled on the worker, for example because its
@@ -35,49 +35,49 @@ class FirstToken:
     """An answer which says that the request no longer waits for other requests, before the answer with its tokens."""
 
 
-class ExchangeServer:
+class BatchingServer:
     """Base class that adds the server's side to an asynchronous actor with the method `generate`."""
 
     async def submit(self, client: str, requests: list[tuple[int, dict[str, Any]]]) -> None:
         """Start requests; each is a pair (number chosen by the client, arguments of `generate`)."""
         for number, request in requests:
             task = asyncio.create_task(self._answer(client, number, request))
-            self._exchange_tasks[client, number] = task
-            task.add_done_callback(lambda _, key=(client, number): self._exchange_tasks.pop(key))
+            self._batch_tasks[client, number] = task
+            task.add_done_callback(lambda _, key=(client, number): self._batch_tasks.pop(key))
 
     async def give_up(self, client: str, numbers: list[int]) -> None:
         """Cancel these requests of a client; vLLM aborts those that have not ended."""
         for number in numbers:
-            if task := self._exchange_tasks.get((client, number)):
+            if task := self._batch_tasks.get((client, number)):
                 task.cancel()
 
     async def collect(self, client: str) -> list[tuple[int, Any, str | None]]:
         """Wait for and return the client's new answers, each (number, result of `generate`, error message or None)."""
-        answers = self._exchange_answers[client]
+        answers = self._batch_answers[client]
         first = await answers.get()
         await asyncio.sleep(COLLECT_SECONDS)
         return [first, *(answers.get_nowait() for _ in range(answers.qsize()))]
 
     async def _answer(self, client: str, number: int, request: dict[str, Any]) -> None:
         if request.pop("reports_first_token", False):
-            on_first_token.set(lambda: self._exchange_answers[client].put_nowait((number, FirstToken(), None)))
+            on_first_token.set(lambda: self._batch_answers[client].put_nowait((number, FirstToken(), None)))
         try:
             answer = number, await self.generate(**request), None
         except (Exception, asyncio.CancelledError) as error:
             answer = number, None, f"{cause_of(error)}\n{''.join(traceback.format_exception(error))}"
-        self._exchange_answers[client].put_nowait(answer)
+        self._batch_answers[client].put_nowait(answer)
 
     @property
-    def _exchange_answers(self) -> dict[str, asyncio.Queue]:
+    def _batch_answers(self) -> dict[str, asyncio.Queue]:
         return self.__dict__.setdefault("_answers_by_client", defaultdict(asyncio.Queue))
 
     @property
-    def _exchange_tasks(self) -> dict[tuple[str, int], asyncio.Task]:
+    def _batch_tasks(self) -> dict[tuple[str, int], asyncio.Task]:
         return self.__dict__.setdefault("_running_requests", {})
 
 
-class Exchange:
-    """The worker's side of the exchange with one server, the Ray handle of an `ExchangeServer`."""
+class RequestBatcher:
+    """The worker's side of one server, the Ray handle of a `BatchingServer`."""
 
     def __init__(self, server):
         self.server, self.client = server, uuid4().hex
@@ -89,7 +89,7 @@ class Exchange:
         self.calls: set[asyncio.Task] = set()
         self.collecting: asyncio.Task | None = None
 
-    async def generate(self, on_first_token: Callable[[], None] | None = None, **request: Any) -> Any:
+    async def send(self, on_first_token: Callable[[], None] | None = None, **request: Any) -> Any:
         """Return the result of the server's `generate`; raise RuntimeError with the message of its error."""
         loop, number = asyncio.get_running_loop(), next(self.numbers)
         if on_first_token is not None:

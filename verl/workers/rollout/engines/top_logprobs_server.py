@@ -17,7 +17,7 @@ from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from verl.utils.entropy_estimate import entropies_of
-from verl.workers.rollout.engines.request_batching import ExchangeServer, on_first_token
+from verl.workers.rollout.engines.request_batching import BatchingServer, on_first_token
 from vllm_patches.top_logprobs_without_text import leave_out_text
 
 N_TOP_LOGPROBS, TOP_LOGPROBS = "n_top_logprobs", "top_logprobs"
@@ -96,7 +96,7 @@ class TopLogprobsEngine:
             ]
 
 
-class TopLogprobsServer(ExchangeServer, vLLMHttpServer):
+class TopLogprobsServer(BatchingServer, vLLMHttpServer):
     """Upstream's server, which also takes `n_top_logprobs` and `n_entropy`, and many requests in one Ray call."""
 
     @property
@@ -157,11 +157,8 @@ def ranked(logprobs: FlatLogprobs, n: int) -> list[list[tuple[int, float]]]:
 
 
 def top_log_probs(logprobs: FlatLogprobs, n: int) -> np.ndarray:
-    """Return the log-probabilities (T, n) of the n most likely tokens of each of T steps, in descending order.
-
-    Raises:
-        ValueError: the steps do not hold n + 1 numbers each: the chosen token's, then those of the most likely tokens.
-    """
+    """Return the log-probabilities (T, n) of the n most likely tokens of each of T steps, in descending order. A step
+    holds n + 1 numbers: the chosen token's, then those of the most likely tokens."""
     return np.array(logprobs.logprobs).reshape(len(logprobs), n + 1)[:, 1:]
 
 

@@ -17,7 +17,7 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from verl.utils.fault_reports import RunError
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine, last_scores
-from verl.workers.rollout.engines.request_batching import Exchange
+from verl.workers.rollout.engines.request_batching import RequestBatcher
 from verl.workers.rollout.tools.protocol import stops_after
 
 ABORTED = "aborted"
@@ -34,23 +34,20 @@ def serve_top_logprobs() -> None:
 
 
 class GroupServers:
-    """Assigns each group of requests to a server. Only this class uses private names of upstream.
+    """Assigns each group of requests to a server, by upstream's `LLMServerClient`. Only this class uses private names
+    of upstream, and not its `generate`, which in asynchronous trainers drops top log-probs and entropies.
 
     The balancer counts the groups of each server, not their requests, and gives the next group to the server with the
     fewest. If a server dies, its groups fail; the balancer does not learn of the death and would choose it again.
-
-    Args:
-        client: upstream's `LLMServerClient`, used for its load balancer and its request ids, but not for `generate`,
-            which in asynchronous trainers drops top log-probs and entropies.
     """
 
     def __init__(self, client):
         self.client = client
         self.acquired: dict[str, asyncio.Task] = {}  # group -> (server's id, actor)
-        self.exchanges: dict[Any, Exchange] = {}  # actor -> its exchange
+        self.batchers: dict[Any, RequestBatcher] = {}  # actor -> what sends it requests
         self.queued: set[str] = set()  # groups whose first request has no token yet
 
-    async def generate(self, group: str, prompt_ids: list[int], sampling_params: dict):
+    async def send(self, group: str, prompt_ids: list[int], sampling_params: dict):
         """Return upstream's `TokenOutput`; if an abort has ended it early (`stop_reason`), the caller continues it.
 
         After an abort the balancer chooses a server for the group's next request: the same one, unless it has left the
@@ -63,27 +60,21 @@ class GroupServers:
             self.acquired[group] = asyncio.create_task(acquire)
         acquired = self.acquired[group]
         _, server = await asyncio.shield(acquired)  # other requests of the group wait for this task, too
+        request = {"request_id": self.client._vllm_request_id(group), "prompt_ids": prompt_ids}
+        request["sampling_params"] = sampling_params
         try:
-            output = await self._ask(
-                server,
-                partial(self.queued.discard, group) if is_first else None,
-                request_id=self.client._vllm_request_id(group),
-                prompt_ids=prompt_ids,
-                sampling_params=sampling_params,
-            )
+            if hasattr(server, "collect"):
+                if server not in self.batchers:
+                    self.batchers[server] = RequestBatcher(server)
+                on_first_token = partial(self.queued.discard, group) if is_first else None
+                output = await self.batchers[server].send(on_first_token, **request)
+            else:  # upstream's own servers take one request per call
+                output = await server.generate.remote(**request)
         finally:
             self.queued.discard(group)
         if output.stop_reason == ABORTED and self.acquired.get(group) is acquired:
             self.release(group)
         return output
-
-    async def _ask(self, server, on_first_token: Callable[[], None] | None, **request):
-        """Return a server's output; upstream's own servers take one request per call, ours get batches."""
-        if not hasattr(server, "collect"):
-            return await server.generate.remote(**request)
-        if server not in self.exchanges:
-            self.exchanges[server] = Exchange(server)
-        return await self.exchanges[server].generate(on_first_token, **request)
 
     def release(self, group: str) -> None:
         """Release the group's server, if it has one; the group's next request acquires a server again."""
@@ -103,12 +94,7 @@ class LLMClientEngine(RolloutEngine):
 
     Requests with one `request_id` go to one server until `release`. A request that is aborted during generation, for
     example by a weight sync, continues after the tokens it has: the result looks like that of one request, but new
-    weights made its later tokens.
-
-    Args:
-        client: upstream's `LLMServerClient`.
-        text_of: function that decodes tokens, used to find stop texts that an abort has cut in two.
-        seeds: whether requests carry their seeds to the server.
+    weights made its later tokens. `text_of` decodes tokens, to find stop texts that an abort has cut in two.
     """
 
     def __init__(self, client, text_of: Callable[[list[int]], str] | None = None, seeds: bool = True):
@@ -133,7 +119,7 @@ class LLMClientEngine(RolloutEngine):
                     params["seed"] = request.seed + len(result.token_ids)
                 if stops:
                     params["stop"] = self._stops_after(result.token_ids, stops)
-                output = await self.servers.generate(group, [*request.prompt_ids, *result.token_ids], dict(params))
+                output = await self.servers.send(group, [*request.prompt_ids, *result.token_ids], dict(params))
                 _append(result, output)
                 result.stopped = bool(result.token_ids) and result.token_ids[-1] in params["stop_token_ids"]
                 if result.stopped or len(result.token_ids) >= request.max_tokens:
@@ -154,7 +140,7 @@ class LLMClientEngine(RolloutEngine):
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "skip_reading_prefix_cache": False}
         try:
             while True:
-                output = await self.servers.generate(group, [*prompt_ids, *continuation_ids], dict(params))
+                output = await self.servers.send(group, [*prompt_ids, *continuation_ids], dict(params))
                 # upstream appends one number for the token after the last one
                 reported = [log_prob for (log_prob,) in output.extra_fields.get("prompt_logprobs", [])[:-1]]
                 n_cached = output.extra_fields.get("num_cached_tokens")

@@ -63,13 +63,7 @@ def source_of(keys: GymKeys) -> Hosts | OpenEnvServer:
 
 
 class Gym(StatefulEnvironment):
-    """The environment of a worker, and by `open` of a prompt.
-
-    Args:
-        keys: the config keys.
-        protocol: protocol of texts in tags.
-        template: chat template; None where observations are no messages.
-    """
+    """The environment of a worker, and by `open` of a prompt. `template` is None where observations are no messages."""
 
     def __init__(self, keys: GymKeys, protocol: Protocol, template: ChatTemplate | None):
         super().__init__(InstancePool(keys))
@@ -96,8 +90,7 @@ class Gym(StatefulEnvironment):
     # ---- texts ----
 
     async def first_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Return a prompt's messages with the first observation at the end of the last message, if that is the user's,
-        or as a message of the user."""
+        """Return a prompt's messages with the first observation at the end, in a message of the user."""
         first = self._shown((await self.first_state()).step.observation)
         *before, last = [dict(message) for message in messages] or [{"role": "user", "content": ""}]
         if last["role"] != "user":
@@ -133,9 +126,7 @@ class Gym(StatefulEnvironment):
             _, opened, text = before.rpartition(f"<{tag}>")
             if not (closed and opened):
                 return None
-        for token in self.protocol.control_tokens.special.values():
-            text = text.replace(token, "")
-        return text.strip()
+        return self.protocol.control_tokens.removed(text).strip()
 
     def _tokens(self, turn: Sequence[int], observation: str, max_tokens: int) -> list[int]:
         """Return an observation's tokens; none if they do not fit."""

@@ -22,11 +22,7 @@ START_SECONDS = 120  # time limit for the import of a class
 
 
 def load_class(class_path: str) -> type:
-    """Return a class with `reset(task, seed)` and `step(action)`, perhaps around a `gymnasium` environment.
-
-    Raises:
-        ValueError: there is no such class, or it lacks a method.
-    """
+    """Return a class with `reset` and `step`, perhaps around a `gymnasium` environment; raise ValueError for others."""
     module, _, name = class_path.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name)

@@ -48,11 +48,8 @@ def text_field(fields: Mapping[str, Any]) -> str | None:
 
 
 class OpenEnvServer:
-    """A server; its sessions cannot copy themselves.
-
-    Args:
-        seconds: time limit for the opening of a session, and for a server that has ended to be started again.
-    """
+    """A server; its sessions cannot copy themselves. `seconds` is the time limit for the opening of a session, and for
+    a server that has ended to be started again."""
 
     can_copy = False
 
@@ -68,12 +65,8 @@ class OpenEnvServer:
         return OpenEnvInstance(self, task, seed)
 
     async def connect(self) -> ClientConnection:
-        """Return a connection, for which the server opens a session if it has one to give.
-
-        Raises:
-            ServerDown: no server answers.
-            ValueError: what answers is no OpenEnv server.
-        """
+        """Return a connection, for which the server opens a session if it has one to give. Raise ServerDown if none
+        answers, and ValueError if what answers is no OpenEnv server."""
         proxy: Literal[True] | None = None if self.is_loopback else True
         try:
             if not self.action_fields:
@@ -99,11 +92,7 @@ class OpenEnvServer:
 
 
 class OpenEnvInstance(Instance):
-    """A session on a server.
-
-    Args:
-        task: fields for the server's `reset`; a seed among them takes the place of `seed`.
-    """
+    """A session on a server. `task` has fields for its `reset`; a seed among them takes the place of `seed`."""
 
     def __init__(self, server: OpenEnvServer, task: Mapping[str, Any] | None, seed: int):
         if not isinstance(task, Mapping | None):
@@ -155,11 +144,7 @@ class OpenEnvInstance(Instance):
             return Step(f"Error: {error.text}")  # the environment has not seen the action
 
     def _action(self, text: str) -> dict[str, Any]:
-        """Return the object for an action's text.
-
-        Raises:
-            ServerError: it is not one, and the server's actions have not one text field.
-        """
+        """Return the object for an action's text; raise ServerError for another text where actions have many fields."""
         field, value = text_field(self.server.action_fields), None
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(text)
@@ -171,12 +156,7 @@ class OpenEnvInstance(Instance):
         return {field: text}
 
     async def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a message, and return the data of the server's answer.
-
-        Raises:
-            ServerError: the answer is an error.
-            InstanceLost: the session has ended.
-        """
+        """Return the data of the server's answer; raise ServerError, or InstanceLost if the session has ended."""
         assert self.connection is not None
         try:
             with contextlib.suppress(ConnectionClosed):  # the server's reason may have come before

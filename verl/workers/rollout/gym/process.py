@@ -28,13 +28,8 @@ END_SECONDS = 3  # time for the server to end by itself
 
 
 class Hosts:
-    """The processes with instances of one class.
-
-    Args:
-        class_path: path of a class with `reset(task, seed)` and `step(action)`, or of a `gymnasium` environment.
-        script: program of the server.
-        env: environment variables of the server; None for those of this process.
-    """
+    """The processes with instances of one class, with `reset(task, seed)` and `step(action)`, or of a `gymnasium`
+    environment. `script` is the program of the server, `env` its environment variables."""
 
     def __init__(self, class_path: str, script: Path = HOST, env: Mapping[str, str] | None = None):
         self.class_path, self.script, self.env = class_path, script, env
@@ -120,12 +115,7 @@ class Host:
             raise InstanceLost("its process has ended") from error
 
     async def call(self, method: str, number: int, *arguments: Any) -> Any:
-        """Call a method of an instance; the caller holds `one_call`.
-
-        Raises:
-            InstanceLost: the process has ended.
-            RuntimeError: the method failed.
-        """
+        """Call a method of an instance; the caller holds `one_call`. Raise InstanceLost or RuntimeError if it fails."""
         if self.is_lost:
             raise InstanceLost("its process has ended")
         try:

@@ -128,10 +128,8 @@ class BaseTool(ABC):
 
     @classmethod
     def tags(cls, **params) -> list[str]:
-        """Return the tags of the tool that the constructor makes with these arguments.
-
-        If only a made tool knows its tag, an override makes one, which takes as long as the constructor.
-        """
+        """Return the tags of the tool with these arguments. If only a made tool knows its tag, an override makes
+        one."""
         return [cls.trigger_tag]
 
     @classmethod
@@ -140,28 +138,19 @@ class BaseTool(ABC):
         return None
 
     async def start(self, *, timeout: float) -> None:  # noqa: B027 (nothing to try, for many tools)
-        """Check that calls will work here.
+        """Check that calls will work here; raise ToolError if they would fail, and the run does not begin.
 
         It runs once before Ray starts and once in each rollout worker, each time on an instance that is closed then.
-
-        Args:
-            timeout: seconds after which the caller gives up.
-
-        Raises:
-            ToolError: calls would fail; the run does not begin.
         """
 
     @abstractmethod
     async def execute(self, content: str, *, timeout: float) -> str | ToolOutput:
-        """Run one call.
+        """Run one call; raise ToolError if it fails.
 
         Args:
             content: text between the tags; the model wrote it, so it may be hostile.
             timeout: seconds after which the caller gives up and cancels this coroutine, which must then end all that
                 the call has started.
-
-        Raises:
-            ToolError: the call failed.
         """
 
     async def close(self) -> None:  # noqa: B027 (nothing to end, for many tools)

@@ -17,15 +17,11 @@ DESCRIPTION = (
     "You can call the tools below. Write a call as <tag>arguments</tag>, with the tag of the tool; what it returns "
     "follows between <result> and </result>."
 )
-FAULT_CHARACTERS = 300  # largest number of characters kept of a tool's report of its own fault
+MAX_FAULT_CHARS = 300  # largest number of characters kept of a tool's report of its own fault
 
 
 class Tools(Environment):
-    """The environment of `environment=tools`.
-
-    Args:
-        pool: live sessions of the worker's tools; None for one with the default keys.
-    """
+    """The environment of `environment=tools`; `pool` holds the live sessions of the worker's tools."""
 
     def __init__(self, tools: ToolBox, protocol: Protocol, pool: InstancePool | None = None):
         self.tools, self.protocol, self.pool = tools, protocol, pool or InstancePool(InstanceKeys())
@@ -85,12 +81,11 @@ def description_of(call: ToolCall) -> dict[str, Any]:
     """Return the description of a call for metrics and the viewer, in JSON's types."""
     about = {"tool": call.tool, "ok": call.ok, "seconds": round(call.seconds, 4)}
     about |= {name: getattr(call, name) for name in ("cached", "retries", "restarts", "error") if getattr(call, name)}
-    return about | ({"fault": one_line(call.text, FAULT_CHARACTERS)} if call.own_fault else {})
+    return about | ({"fault": one_line(call.text, MAX_FAULT_CHARS)} if call.own_fault else {})
 
 
 def call_metrics(calls: Sequence[dict]) -> dict[str, float]:
-    """Return the numbers of calls and failures; for each tool also the numbers of its own faults, malformed calls,
-    retries, restarts and cache hits, and the mean seconds of a call."""
+    """Return the numbers of calls, failures and other events, and the mean seconds of a call, in all and by tool."""
     metrics: dict[str, float] = {"tool_calls": len(calls), "tool_failures": sum(not call["ok"] for call in calls)}
     for tool in sorted({call["tool"] for call in calls}):
         own_calls = [call for call in calls if call["tool"] == tool]

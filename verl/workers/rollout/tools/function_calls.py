@@ -19,15 +19,8 @@ MAX_REFERENCES = 200  # of a schema that are resolved
 
 
 def call_arguments(schema: Mapping[str, Any], content: str) -> dict[str, Any]:
-    """Return the arguments that the model has written.
-
-    Args:
-        schema: JSON schema of the arguments, an object with `properties` and `required`.
-        content: text between the tags; empty text means no arguments, {}.
-
-    Raises:
-        ToolError: the text is neither a JSON object nor allowed as plain text, or a required argument is missing.
-    """
+    """Return the arguments that the model has written between the tags, by the JSON schema of an object; empty text
+    means none. Raise ToolError if the text is neither a JSON object nor allowed as plain text, or lacks an argument."""
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     arguments = _json_value(content) if content.strip() else {}
     missing = [name for name in required if not isinstance(arguments, dict) or name not in arguments]

@@ -22,7 +22,7 @@ import httpx
 from verl.workers.rollout.tools.base_tool import ToolError
 
 PASSING_STATUS = (408, 429)
-MOST_REPLY_BYTES = 8_000_000
+MAX_REPLY_BYTES = 8_000_000
 
 
 def json_client(url: httpx.URL, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
@@ -58,14 +58,10 @@ def is_loopback(url: httpx.URL) -> bool:
 
 
 async def post_json(client: httpx.AsyncClient, url: httpx.URL, payload: dict, *, timeout: float, server: str) -> Any:
-    """Post `payload` and return the reply's JSON value. Cancelling it closes the connection.
+    """Post `payload` and return the reply's JSON value, within `timeout` seconds. Cancelling it closes the connection.
 
-    Args:
-        timeout: time limit of the whole request, in seconds.
-        server: name of the server in messages to the model, such as "the search server".
-
-    Raises:
-        ToolError: an outcome in the module's table. Its message has no part of the request: no API key, no address.
+    A failure is a ToolError of the module's table. Its message names the server as `server`, and has no part of the
+    request: no API key, no address.
     """
     try:
         body = await asyncio.wait_for(_post(client, url, payload, server), timeout)
@@ -98,6 +94,6 @@ async def _post(client: httpx.AsyncClient, url: httpx.URL, payload: dict, server
         body = bytearray()
         async for chunk in response.aiter_raw():
             body += chunk
-            if len(body) > MOST_REPLY_BYTES:
+            if len(body) > MAX_REPLY_BYTES:
                 raise ToolError(f"{server} sent too long a reply", kind="oversized", retry=False, own_fault=True)
         return bytes(body)

@@ -10,10 +10,9 @@ encoded separately.
 import copy
 from collections.abc import Sequence
 
-from verl.workers.rollout.tools.control_tokens import ControlTokens
-from verl.workers.rollout.tools.plain_text import PROTOCOL_TAGS, neutral
+from verl.workers.rollout.tools.plain_text import PROTOCOL_TAGS, ControlTokens, neutral
 
-MOST_CHARACTERS_A_TOKEN = 64  # a result is cut at this many characters per allowed token before it is encoded
+MAX_CHARS_PER_TOKEN = 64  # a result is cut at this many characters per allowed token before it is encoded
 
 
 def stops_after(text: str, marks: Sequence[str]) -> list[str]:
@@ -45,10 +44,7 @@ class Protocol:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def first_call(self, token_ids: Sequence[int]) -> tuple[int, str] | None:
-        """Return (number of tokens up to the end of the first closing tool tag, tag); None if no tool tag closes.
-
-        The last token may extend beyond the tag if the tokenizer merges across its end.
-        """
+        """Return (number of tokens up to the one in which the first tool's tag closes, tag); None if none closes."""
         if not self._closed(self.text_of(token_ids)):
             return None
         low, high = 1, len(token_ids)  # bounds of the length of the shortest prefix with a closing tag
@@ -66,11 +62,8 @@ class Protocol:
         return stops_after(self.text_of(token_ids[-32:]), list(self.closing))
 
     def call(self, token_ids: Sequence[int]) -> tuple[str, str | None]:
-        """Return the first call in tokens that hold a closing tool tag, as (tag, text of the call).
-
-        The text stands between the closing tag and the last opening tag before it, without outer white space. It is
-        None if no opening tag comes before.
-        """
+        """Return the first call in tokens that hold a closing tool tag: the tag, and the text between it and the last
+        opening tag before it, without outer white space; None for the text without an opening tag."""
         text = self.text_of(token_ids)
         tag = self._closed(text)
         before = text[: text.index(f"</{tag}>")]
@@ -78,12 +71,9 @@ class Protocol:
         return tag, None if opened < 0 else before[opened + len(tag) + 2 :].strip()
 
     def result_ids(self, text: str, max_tokens: int) -> list[int]:
-        """Return a tool's result as the model sees it, cut to `max_tokens`; [] if not even the tags and, of a
-        text that is not empty, one token fit.
-
-        Tags of the protocol and special tokens in the text are made harmless; outer white space is removed.
-        """
-        text = self.harmless(text[: MOST_CHARACTERS_A_TOKEN * max(max_tokens, 0)]).strip()
+        """Return a tool's result as the model sees it, cut to `max_tokens` and made harmless; [] if not even the tags
+        and, of a text that is not empty, one token fit."""
+        text = self.harmless(text[: MAX_CHARS_PER_TOKEN * max(max_tokens, 0)]).strip()
         opening, closing = self._encode(" <result>\n"), self._encode("\n</result>")
         if len(opening) + len(closing) + bool(text) > max_tokens:
             return []

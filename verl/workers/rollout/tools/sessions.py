@@ -29,11 +29,8 @@ class ToolSessions:
         self._sessions = {group: _Sessions(tools, group, pool) for group in groups}
 
     async def call(self, states: ToolStates | None, tag: str, content: str) -> tuple[ToolCall, ToolStates | None]:
-        """Call a tool and return the outcome, and the sessions' states after the call.
-
-        Raises:
-            BranchLost: the session could not be brought back.
-        """
+        """Return the outcome of a call, and the sessions' states after it; raise BranchLost if one is not brought
+        back."""
         if self._closed:
             raise RuntimeError("this prompt's tools are closed")
         tool, states_before = self.tools.tools[tag], dict(states or ())

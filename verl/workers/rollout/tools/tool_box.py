@@ -24,8 +24,7 @@ from verl.utils.moved import present_name
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput, ToolSession, ToolSet
-from verl.workers.rollout.tools.tool_process import ToolProcess, runs_in_process
-from verl.workers.rollout.tools.tool_thread import ToolThread
+from verl.workers.rollout.tools.tool_runners import ToolProcess, ToolThread, runs_in_process
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +77,8 @@ class ToolsConfig:
 
 
 def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool] | type[ToolSet], dict[str, Any]]:
-    """Return the class and the constructor's arguments of an entry of tool_instances.
-
-    Raises:
-        ValueError: no such class, not a tool, or arguments that it does not take; the message names the key.
-    """
+    """Return the class and arguments of an entry of tool_instances; raise ValueError, which names the key, for
+    others."""
     key = f"{_SECTION}.tool_instances.{name}"
     unknown = sorted(set(instance) - {"class_path", "params"})
     if unknown or not instance.get("class_path"):
@@ -133,11 +129,7 @@ class ToolCall:
 
 
 class ToolBox:
-    """All tools of a process by their tags.
-
-    Raises:
-        ValueError: two tools have the same tag, a tag is `think`, `result` or `answer`, or no tool can be loaded.
-    """
+    """All tools of a process by their tags, which are not `think`, `result` or `answer`."""
 
     def __init__(self, config: ToolsConfig):
         self.config = config
@@ -176,12 +168,7 @@ class ToolBox:
                 self._processes[tool.trigger_tag] = ToolProcess(tool.name, _made, (name, dict(instance)))
 
     def selected_by(self, row: Mapping[str, Any]) -> list[str]:
-        """Return the tags of the tools that a row selects by `extra_info.tool_selection` or a column `tools`, by
-        default all.
-
-        Raises:
-            ValueError: the row names a tool that there is not.
-        """
+        """Return the tags that a row selects by `extra_info.tool_selection` or a column `tools`, by default all."""
         key, names = "extra_info.tool_selection", (row.get("extra_info") or {}).get("tool_selection")
         if names is None:
             key, names = "tools", row.get("tools")
@@ -207,11 +194,7 @@ class ToolBox:
             )
 
     async def start(self) -> None:
-        """Check that the calls of every tool will work.
-
-        Raises:
-            ValueError: a tool fails; with `fail_on_error=false` this is only logged.
-        """
+        """Check that every tool works; raise ValueError if not, or with `fail_on_error=false` log it."""
         for tool in self.tools.values():
             _, error, _ = await self._retried(partial(self._try_start, tool))
             if error is None:
@@ -254,8 +237,7 @@ class ToolBox:
                 self._threads[tag].stop()
 
     async def call(self, tag: str, content: str, session: ToolSession | None = None) -> ToolCall:
-        """Run the tool of a tag, in a session if it has sessions, and return the outcome; a failure of any kind gives
-        `ok=False` and is not raised."""
+        """Run the tool of a tag, in a session if it has one; a failure of any kind gives `ok=False`."""
         tool, seconds = self.tools[tag], 0.0
         # A session has a connection of its own, and no two calls at once.
         limit = nullcontext() if session else self._group_places.get(tool.group, nullcontext())
@@ -311,14 +293,9 @@ class ToolBox:
 
 
 def try_tools(config: ToolsConfig, tree: str | None = "plain") -> None:
-    """Build all tools, check that their calls will work, and close them; works inside and outside an event loop.
-
-    Args:
-        tree: name of the run's tree. All but `plain` fork sessions by making their calls again.
-
-    Raises:
-        ValueError: a tool does not work, or not with the tree; the message names its key.
-    """
+    """Build all tools, check that their calls will work, and close them; works inside and outside an event loop. Raise
+    ValueError, which names the key, if a tool does not work, or not with the run's tree: all but `plain` make a
+    session's calls again."""
 
     async def start_and_close() -> None:
         tools = ToolBox(config)

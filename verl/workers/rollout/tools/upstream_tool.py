@@ -25,7 +25,7 @@ from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolSet
 from verl.workers.rollout.tools.function_calls import call_arguments, describe_function
 from verl.workers.rollout.tools.plain_text import one_line
 
-LONGEST_MESSAGE = 300  # largest number of characters of an exception's text for the model
+MAX_MESSAGE_CHARS = 300  # largest number of characters of an exception's text for the model
 
 
 def adapted(upstream: Any) -> type[BaseTool] | None:
@@ -59,7 +59,7 @@ class _FunctionWithSchema(BaseTool):
         try:
             response = await self._response(arguments)
         except Exception as error:
-            message = f"{self.name} failed: {one_line(str(error), LONGEST_MESSAGE) or type(error).__name__}"
+            message = f"{self.name} failed: {one_line(str(error), MAX_MESSAGE_CHARS) or type(error).__name__}"
             raise ToolError(message, kind=type(error).__name__, retry=False, own_fault=True) from error
         if response.text is None and not response.is_empty():
             raise ToolError(f"{self.name} returned no text", kind="no_text", retry=False)

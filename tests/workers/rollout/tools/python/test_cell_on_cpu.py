@@ -49,7 +49,7 @@ def test_fences_and_indentation(code, expected):
         ("raise SystemExit", ""),
     ],
 )
-def test_what_is_printed(code, printed):
+def test_values_of_last_expressions_are_printed(code, printed):
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         run(code)

@@ -106,12 +106,12 @@ def test_an_exception_is_a_result(host):
         "import urllib.request; urllib.request.urlopen('http://127.0.0.1:1')",
     ],
 )
-def test_what_is_not_allowed_is_a_sentence(host, program):
+def test_a_refused_action_is_told_in_a_sentence(host, program):
     text, kind = host.call(program)
     assert kind is None and text.count(NOT_ALLOWED) == 1 and "Error" in text
 
 
-def test_what_programs_use(host):
+def test_usual_modules_and_calls_work(host):
     assert host.call(
         """
         import asyncio, concurrent.futures, os, shutil, sqlite3, tempfile

@@ -3,7 +3,6 @@ it gets with this interpreter, or misbehaves."""
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 import textwrap
@@ -164,10 +163,7 @@ FAULTS = {
     "no JSON": (b"<html>", 200, "bad_reply", True),
     "another form": (["Success"], 200, "bad_reply", True),
     "output that is no text": (finished(stdout=7), 200, "bad_reply", True),
-    "too long": (b" " * 9_000_000, 200, "oversized", False),
-    "overloaded": ({}, 503, "http_503", True),
     "refused": ({}, 422, "http_422", False),
-    "elsewhere": ({}, 302, "redirect", False),
 }
 
 
@@ -177,17 +173,3 @@ def test_a_faulty_server(serve, name):
     server = serve(lambda request: reply, status)
     ((text, *error),) = call(server.url, "1")
     assert error == [kind, retry] and "Sandbox Fusion server" in text and "127.0.0.1" not in text
-
-
-def test_nobody_listens():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    ((text, kind, retry),) = call(f"http://127.0.0.1:{port}", "1")
-    assert (kind, retry) == ("unreachable", True) and text == "the Sandbox Fusion server cannot be reached"
-
-
-def test_no_answer_in_time(serve):
-    server = serve(lambda request: time.sleep(3) or finished())
-    start = time.monotonic()
-    ((text, kind, _),) = call(server.url, "1", timeout=1)
-    assert kind == "timeout" and "Sandbox Fusion server did not answer" in text and time.monotonic() - start < 2.5

@@ -16,11 +16,11 @@ from mcp import Client, MCPError
 from mcp.client.client import ConnectMode
 from mcp_types import CallToolResult, Tool
 
-from verl.workers.rollout.tools.mcp.transports import END_SECONDS, SHOWN_CHARACTERS
+from verl.workers.rollout.tools.mcp.transports import END_SECONDS, MAX_REASON_CHARS
 from verl.workers.rollout.tools.plain_text import one_line
 
-MOST_FAILURES = 3  # number of calls in a row without an answer after which a connection is given up
-MOST_PAGES = 100  # of a server's list of tools
+MAX_FAILURES = 3  # number of calls in a row without an answer after which a connection is given up
+MAX_TOOL_PAGES = 100  # of a server's list of tools
 
 T = TypeVar("T")
 Transport = AbstractAsyncContextManager[Any]
@@ -41,14 +41,13 @@ class McpServer:
 
     Args:
         transport: function that makes a new connection (transports.py).
-        start_timeout: time limit for opening a connection, in seconds.
         has_sessions: whether a connection is a session of the protocol. Revision 2026-07-28 has none, and is not used.
     """
 
     def __init__(self, transport: Callable[[], Transport], *, start_timeout: float, has_sessions: bool):
         self._transport, self._start_timeout = transport, start_timeout
         self._mode: ConnectMode = "legacy" if has_sessions else "auto"
-        self._all: set[_Session] = set()  # sessions that have not ended
+        self._all: set[_OpenConnection] = set()  # sessions that have not ended
         self._stopped = False
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="MCP sessions", daemon=True).start()
@@ -66,13 +65,13 @@ class McpServer:
 
     # These run in the connections' thread.
 
-    def open(self) -> "_Session":
-        session = _Session(self._transport(), self._mode, self._start_timeout)
+    def open(self) -> "_OpenConnection":
+        session = _OpenConnection(self._transport(), self._mode, self._start_timeout)
         self._all.add(session)
         session.task.add_done_callback(lambda _: self._all.discard(session))
         return session
 
-    async def end(self, sessions: "set[_Session]") -> None:
+    async def end(self, sessions: "set[_OpenConnection]") -> None:
         for session in sessions:
             session.end()
         if sessions:
@@ -80,25 +79,16 @@ class McpServer:
 
 
 class McpConnection:
-    """A connection to a server, which the first call opens. All methods run in the server's thread.
-
-    Args:
-        server: server to connect to.
-        reopens: whether a call opens the connection anew when it has ended.
-    """
+    """A connection to a server, which the first call opens, and with `reopens` a later one after it has ended. All
+    methods run in the server's thread."""
 
     def __init__(self, server: McpServer, *, reopens: bool):
         self.server, self.reopens = server, reopens
-        self._session: _Session | None = None
+        self._session: _OpenConnection | None = None
         self._opened, self._reported, self._failures = 0, 0, 0
 
     async def client(self) -> Client:
-        """Return the open client, or open one.
-
-        Raises:
-            OpeningError: none can be opened.
-            ConnectionLost: the connection has ended, and does not reopen.
-        """
+        """Return the client, opened if need be. Raise OpeningError, or ConnectionLost if it does not reopen."""
         if self._session is None or self._session.ended:
             if self._opened and not self.reopens:
                 raise ConnectionLost
@@ -118,7 +108,7 @@ class McpConnection:
     async def list_tools(self) -> list[Tool]:
         """Return the tools that the server offers."""
         client, tools, cursor = await self.client(), [], None
-        for _ in range(MOST_PAGES):
+        for _ in range(MAX_TOOL_PAGES):
             page = await client.list_tools(cursor=cursor)
             tools += page.tools
             cursor = page.next_cursor
@@ -131,9 +121,9 @@ class McpConnection:
         self._failures = 0
 
     def note_failure(self, *, lost: bool = False) -> None:
-        """Note a call without an answer. The connection ends if it is lost, or after MOST_FAILURES in a row."""
+        """Note a call without an answer. The connection ends if it is lost, or after MAX_FAILURES in a row."""
         self._failures += 1
-        if self._session is not None and (lost or self._failures >= MOST_FAILURES):
+        if self._session is not None and (lost or self._failures >= MAX_FAILURES):
             self._session.end()
 
     async def end(self) -> None:
@@ -142,7 +132,7 @@ class McpConnection:
             await self.server.end({self._session})
 
 
-class _Session:
+class _OpenConnection:
     """An open connection in a task of its own, because it must be left by the task that has entered it.
 
     Attributes:
@@ -211,4 +201,4 @@ def reason_of(error: BaseException) -> str:
         causes = [inner for cause in causes for inner in getattr(cause, "exceptions", [cause])]
     # That requests were not answered follows from what has ended the connection.
     cause = min(causes, key=lambda cause: isinstance(cause, MCPError))
-    return one_line(str(cause), SHOWN_CHARACTERS) or type(cause).__name__
+    return one_line(str(cause), MAX_REASON_CHARS) or type(cause).__name__

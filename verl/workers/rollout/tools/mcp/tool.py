@@ -11,10 +11,12 @@ than letters, digits, `_` and `-`. tools/function_calls.py says what the text be
 
 import asyncio
 import json
+import os
 import re
+import shutil
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from mcp import MCPError
 from mcp_types import (
@@ -29,29 +31,96 @@ from mcp_types import (
     TextResourceContents,
     Tool,
 )
+from pydantic import Field
+from pydantic.dataclasses import dataclass as keys_dataclass
 
-from verl.workers.config.keys import read_keys
+from verl.workers.config.keys import STRICT, read_keys
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolSession, ToolSet
 from verl.workers.rollout.tools.function_calls import MAX_DESCRIPTION_CHARS, call_arguments, describe_function
-from verl.workers.rollout.tools.http_json import checked_url
-from verl.workers.rollout.tools.mcp.keys import MCPKeys
+from verl.workers.rollout.tools.http_json import checked_url, is_loopback
 from verl.workers.rollout.tools.mcp.session import ConnectionLost, McpConnection, McpServer, OpeningError, reason_of
 from verl.workers.rollout.tools.mcp.transports import http_transport, stdio_transport
 from verl.workers.rollout.tools.plain_text import one_line
 
-LONGEST_MESSAGE = 2000  # largest number of characters of an error that the model reads
+Texts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+CALLS_AT_ONCE = {"stdio": 1, "http": 16}  # defaults
+MAX_MESSAGE_CHARS = 2000  # largest number of characters of an error that the model reads
+
+
+@keys_dataclass(frozen=True, config=STRICT)
+class MCPKeys:
+    """Keys under `params` of an entry of `tool_instances`.
+
+    Args:
+        command: program and arguments of a server that talks over its standard input and output.
+        url: address of a server that speaks streamable HTTP, instead of a command.
+        tools: names of the server's tools that the model may call; None for all.
+        prefix: beginning of all tags, `<prefix>_<name>`; empty for tags that are the tools' names.
+        session: `shared`: one connection for all trajectories of a process, for a server without state. `trajectory`:
+            each trajectory has a connection of its own, and with a command a process of its own.
+        allow_repeated_calls: whether the calls of a trajectory's session may be made again for further branches, also
+            of tools that are neither readOnlyHint nor idempotentHint.
+        calls_at_once: largest number of calls in flight on a connection; None for 1 with a command, 16 with an address.
+        pass_env: names of environment variables that the command gets beside HOME, LOGNAME, PATH, SHELL, TERM, USER.
+        api_key_env: name of the environment variable with the key that the address gets as bearer token.
+        headers_env: header -> name of the environment variable with its value, for the address.
+        request_timeout: time limit of one call, in seconds; the tool box's time limit applies too.
+        start_timeout: time limit for starting the command, or reaching the address, in seconds.
+    """
+
+    command: Texts | None = None
+    url: str | None = None
+    tools: Texts | None = None
+    prefix: str = Field(default="", pattern=r"^[\w-]*$")
+    session: Literal["shared", "trajectory"] = "shared"
+    allow_repeated_calls: bool = False
+    calls_at_once: int | None = Field(default=None, ge=1)
+    pass_env: list[str] = Field(default_factory=list)
+    api_key_env: str | None = None
+    headers_env: dict[str, str] = Field(default_factory=dict)
+    request_timeout: float = Field(default=60, gt=0)
+    start_timeout: float = Field(default=60, gt=0)
+
+    def __post_init__(self):
+        if (self.command is None) == (self.url is None):
+            raise ValueError(f"command or url: expected one of them, got {self.command} and {self.url}")
+        if self.command is not None and shutil.which(self.command[0]) is None:
+            raise ValueError(f"command: there is no program {self.command[0]}")
+        self._check_variables()
+
+    def _check_variables(self) -> None:
+        """Check the environment variables and who is sent them. No message has a variable's value."""
+        secrets = {"api_key_env": [self.api_key_env] * bool(self.api_key_env), "headers_env": self.headers_env.values()}
+        for key, names in {"pass_env": self.pass_env, **secrets}.items():
+            for name in names:
+                if name not in os.environ:
+                    raise ValueError(f"{key}: the environment variable {name} is not set")
+                if key != "pass_env" and not re.fullmatch(r"[!-~]([ -~]*[!-~])?", os.environ[name]):
+                    raise ValueError(f"{key}: the value of the environment variable {name} cannot be sent in a header")
+        for header in self.headers_env:
+            is_twice = self.api_key_env and header.lower() == "authorization"
+            if not re.fullmatch(r"[\w-]+", header, re.ASCII) or is_twice:
+                raise ValueError(f"headers_env.{header}: no name of a header, or one that api_key_env sets")
+        for key, names in secrets.items():
+            if names and self.command is not None:
+                raise ValueError(f"{key} is for a server with url; name the variables of a command in pass_env")
+        if self.url is not None:
+            address = checked_url(self.url, "url")
+            if address.scheme != "https" and not is_loopback(address) and any(secrets.values()):
+                raise ValueError(f"url must be https, since it is sent the values of variables, got {self.url!r}")
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that the environment variables hold."""
+        headers = {name: os.environ[variable] for name, variable in self.headers_env.items()}
+        return headers | ({"Authorization": f"Bearer {os.environ[self.api_key_env]}"} if self.api_key_env else {})
+
+    def max_calls(self) -> int:
+        return self.calls_at_once or CALLS_AT_ONCE["http" if self.command is None else "stdio"]
 
 
 class MCPTool(ToolSet):
-    """The tools of an MCP server.
-
-    Args:
-        params: values of the keys of `MCPKeys`.
-
-    Raises:
-        ValueError: the server cannot be started or reached, or lacks a tool of `tools`; or a key has a wrong value.
-    """
+    """The tools of an MCP server; `params` are the keys of `MCPKeys`. Raise ValueError if it does not work."""
 
     def __init__(self, **params: Any):
         keys = _keys(params)
@@ -100,14 +169,8 @@ class MCPSession(ToolSession):
 
 
 class MCPFunction(BaseTool):
-    """One tool of an MCP server.
-
-    Args:
-        connection: connection for all calls, or with `session: trajectory` only for the trial.
-        tool: the server's description of the tool.
-        keys: parameters of the server.
-        group: tag of the first of the server's tools.
-    """
+    """One tool of an MCP server, with the tag of the first one as `group`. The connection is for all calls, or with
+    `session: trajectory` only for the trial."""
 
     argument = None
 
@@ -175,7 +238,7 @@ class MCPFunction(BaseTool):
             raise ToolError(message, kind="bad_reply", retry=False, own_fault=True) from error
         connection.note_answer()
         if result.is_error:
-            message = one_line(result_text(result), LONGEST_MESSAGE) or f"{self.name} failed"
+            message = one_line(result_text(result), MAX_MESSAGE_CHARS) or f"{self.name} failed"
             raise ToolError(message, kind="tool_error", retry=False)
         return result_text(result)
 
@@ -186,7 +249,7 @@ class MCPFunction(BaseTool):
             message = f"{self.name}: the connection to its server has ended"
             return ToolError(message, kind="cut_off", retry=connection.reopens, own_fault=True)
         connection.note_answer()
-        message = one_line(f"{self.name} failed: {error.message}", LONGEST_MESSAGE)
+        message = one_line(f"{self.name} failed: {error.message}", MAX_MESSAGE_CHARS)
         if error.code == INVALID_PARAMS:
             return ToolError(message, kind="bad_arguments", retry=False)
         again = error.code == INTERNAL_ERROR and connection.reopens

@@ -1,6 +1,6 @@
 """Connections to MCP servers, for the client of the official package `mcp`: a process of its own, or HTTP.
 
-What a server sends is bounded before it is parsed: a message above MOST_REPLY_BYTES becomes an error of its request. A
+What a server sends is bounded before it is parsed: a message above MAX_REPLY_BYTES becomes an error of its request. A
 process that is started here gets no more of the environment than the config names, and the variable MARK, by which all
 processes that it has started are ended with it.
 """
@@ -23,14 +23,14 @@ from mcp.shared.message import SessionMessage
 from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
 from verl.utils.marked_processes import kill_marked
-from verl.workers.rollout.tools.http_json import MOST_REPLY_BYTES, is_loopback
+from verl.workers.rollout.tools.http_json import MAX_REPLY_BYTES, is_loopback
 from verl.workers.rollout.tools.plain_text import one_line
 
 END_SECONDS = 2.0  # time for a server's process to end after its standard input was closed
 LAST_SECONDS = 0.5  # time to read what a process has written before its end, if another holds its standard output open
 CONNECT_SECONDS = 30.0
 KEPT_ERROR_BYTES = 2000  # of a process's standard error
-SHOWN_CHARACTERS = 1000  # of these in a message
+MAX_REASON_CHARS = 1000  # of these in a message
 MARK = "VERL_MCP_CONNECTION"  # environment variable, different for each connection
 
 
@@ -44,17 +44,11 @@ LAST_ID = rb'"id"\s*:\s*(\d{1,18})\s*\}\s*$'
 @asynccontextmanager
 async def stdio_transport(command: Sequence[str], pass_env: Sequence[str]) -> AsyncIterator[tuple[Any, Any]]:
     """Start a server's process, yield the streams of its messages, and end it with all processes that it has started.
+    It gets the variables `pass_env` beside HOME, LOGNAME, PATH, SHELL, TERM and USER. Raise ConnectionError, with its
+    last words, when it has ended.
 
     The transport of `mcp` 2.3.0 keeps a line of any length in memory, does not notice the end of a process whose child
     holds its standard output, and leaves processes alone that have left its group, hence this one.
-
-    Args:
-        command: program and arguments.
-        pass_env: names of environment variables that it gets beside HOME, LOGNAME, PATH, SHELL, TERM and USER.
-
-    Raises:
-        OSError: the program cannot be started.
-        ConnectionError: the process has ended; the message has its last words.
     """
     mark = uuid.uuid4().hex
     process = await asyncio.create_subprocess_exec(
@@ -63,7 +57,7 @@ async def stdio_transport(command: Sequence[str], pass_env: Sequence[str]) -> As
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        limit=MOST_REPLY_BYTES,
+        limit=MAX_REPLY_BYTES,
         start_new_session=True,
     )
     last_words = bytearray()
@@ -84,7 +78,7 @@ async def stdio_transport(command: Sequence[str], pass_env: Sequence[str]) -> As
         raise ended()
 
     def ended() -> ConnectionError:
-        words = one_line(last_words.decode(errors="replace")[-SHOWN_CHARACTERS:], SHOWN_CHARACTERS)
+        words = one_line(last_words.decode(errors="replace")[-MAX_REASON_CHARS:], MAX_REASON_CHARS)
         return ConnectionError(f"the server's process has ended; its last words: {words}")
 
     async def write() -> None:
@@ -122,7 +116,7 @@ async def _next_message(stream: asyncio.StreamReader) -> SessionMessage | None:
             with suppress(ValueError):
                 return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
         elif request := re.match(FIRST_ID, line) or re.search(LAST_ID, line):
-            error = ErrorData(code=PARSE_ERROR, message=f"more than {MOST_REPLY_BYTES} bytes")
+            error = ErrorData(code=PARSE_ERROR, message=f"more than {MAX_REPLY_BYTES} bytes")
             return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(request[1]), error=error))
 
 
@@ -142,8 +136,7 @@ async def _next_line(stream: asyncio.StreamReader) -> tuple[bytes, bool]:
 
 
 async def _end(process: asyncio.subprocess.Process, mark: bytes) -> None:
-    """End a process, its group, and all that have its mark in their environment: its standard input is closed, and what
-    is left after END_SECONDS is killed."""
+    """End a process, its group, and all with its mark: close its input, and kill what is left after END_SECONDS."""
     try:
         process.stdin.close()
         await _wait(process)
@@ -169,18 +162,8 @@ async def _wait(process: asyncio.subprocess.Process) -> None:
 
 @asynccontextmanager
 async def http_transport(url: httpx.URL, headers: Mapping[str, str]) -> AsyncIterator[tuple[Any, Any]]:
-    """Yield the streams of a server's messages over streamable HTTP.
-
-    The environment's proxies are used except for this machine.
-
-    Args:
-        url: address of the server.
-        headers: headers of every request, such as those with keys.
-
-    Raises:
-        httpx2.HTTPError: the server cannot be reached, or breaks off.
-        PermissionError: the server refuses access.
-    """
+    """Yield the streams of a server's messages over streamable HTTP. The environment's proxies are used except for this
+    machine. Raise PermissionError if the server refuses access."""
     client = httpx2.AsyncClient(
         headers={"Accept-Encoding": "identity", **headers},
         trust_env=not is_loopback(url),
@@ -188,7 +171,7 @@ async def http_transport(url: httpx.URL, headers: Mapping[str, str]) -> AsyncIte
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
         event_hooks={"response": [_bound]},
     )
-    streams = streamable_http_client(str(url), http_client=client, max_sse_event_size=MOST_REPLY_BYTES)
+    streams = streamable_http_client(str(url), http_client=client, max_sse_event_size=MAX_REPLY_BYTES)
     async with client, streams as both:
         yield both
 
@@ -202,7 +185,7 @@ async def _bound(response: httpx2.Response) -> None:
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """A body that fails with an error of its own request if it is compressed or has more than MOST_REPLY_BYTES."""
+    """A body that fails with an error of its own request if it is compressed or has more than MAX_REPLY_BYTES."""
 
     def __init__(self, body: httpx2.AsyncByteStream, compressed: bool):
         self.body, self.compressed = body, compressed
@@ -211,8 +194,8 @@ class _Bounded(httpx2.AsyncByteStream):
         size = 0
         async for chunk in self.body:
             size += len(chunk)
-            if self.compressed or size > MOST_REPLY_BYTES:
-                raise httpx2.StreamError(f"compressed, or more than {MOST_REPLY_BYTES} bytes")
+            if self.compressed or size > MAX_REPLY_BYTES:
+                raise httpx2.StreamError(f"compressed, or more than {MAX_REPLY_BYTES} bytes")
             yield chunk
 
     async def aclose(self) -> None:

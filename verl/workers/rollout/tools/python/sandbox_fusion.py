@@ -27,15 +27,7 @@ SERVER = "the Sandbox Fusion server"
 
 
 class SandboxFusion:
-    """A client of a Sandbox Fusion server.
-
-    Args:
-        url: address of the server, with or without /run_code at its end.
-        memory_mb: largest memory of a program, in MiB; the server enforces it.
-
-    Raises:
-        ValueError: the address is not an HTTP server's.
-    """
+    """A client of a Sandbox Fusion server, whose address may end with /run_code, and which enforces `memory_mb`."""
 
     def __init__(self, url: str, *, memory_mb: int):
         checked = checked_url(url, "sandbox_fusion_url")
@@ -44,11 +36,8 @@ class SandboxFusion:
         self.memory_mb, self._client = memory_mb, json_client(self.url)
 
     async def run(self, code: bytes, seconds: float) -> Result:
-        """Run a program, a text in UTF-8, for at most `seconds`, and return its output and how it ended.
-
-        Raises:
-            ToolError: errors of `post_json`, and `sandbox` (the server's fault) and `bad_reply`, which allow a retry.
-        """
+        """Run a program, a text in UTF-8, for at most `seconds`, and return its output and how it ended. Raise
+        ToolError: those of `post_json`, `sandbox` (the server's fault) and `bad_reply`, which allow a retry."""
         request = {"code": _CELL + _CALL.format(code.decode()), "language": "python", "memory_limit_MB": self.memory_mb}
         request |= {"compile_timeout": seconds, "run_timeout": seconds, "stdin": None, "files": {}, "fetch_files": []}
         margin = min(0.5, seconds / 10)  # for the reply

@@ -22,11 +22,7 @@ MAX_OUTPUT_BYTES, END_SECONDS = 4 << 20, 10
 
 
 class PythonSession(ToolSession):
-    """A session, whose process its first call takes.
-
-    Args:
-        tool: `PythonTool` whose interpreter, limits and places the cells share.
-    """
+    """A session, whose process its first call takes; cells share limits and places of a `PythonTool`."""
 
     def __init__(self, tool: Any):
         self._tool, self._process = tool, None
@@ -84,11 +80,7 @@ class PythonSession(ToolSession):
 
 
 class SessionProcess:
-    """The process of a session, or of one program.
-
-    Args:
-        interpreter: `Interpreter` of which the process is a fork.
-    """
+    """The process of a session, or of one program, a fork of an `Interpreter`."""
 
     def __init__(self, interpreter: Any):
         self.cells, self.has_ended = 0, False

@@ -12,10 +12,14 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass as keys_dataclass
+
+from verl.workers.config.keys import STRICT, read_keys
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError
 from verl.workers.rollout.tools.python import Result
 from verl.workers.rollout.tools.python.confinement import MAX_THREADS
@@ -26,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 MAX_CODE_BYTES, START_SECONDS, END_SECONDS = 1 << 20, 120, 10
 USUAL_MODULES, AHEAD = ("numpy", "sympy"), 2  # number of processes that wait for a program
+FORKED_KEYS = ("memory_mb", "cpu_seconds", "max_file_mb", "session")  # keys that server.py reads
+MAX_LIMIT = 1 << 31
 MAX_PROGRAMS = 64  # running at once; a socket's buffer holds some 270 messages to the server
 SESSION_SUMMARY = (
     "Runs Python code as a cell of a notebook: names, imports and files of earlier calls live on. Returns what it "
@@ -59,15 +65,9 @@ def _encoded(content: str) -> bytes:
     return code
 
 
-class PythonTool(BaseTool):
-    """Runs Python programs as a notebook runs a cell: the last expression's value is printed too.
-
-    A program may be indented as a whole or stand in a Markdown fence. It ends with its main thread, without atexit
-    handlers or waiting for other threads. An exception in it is a result like any other. confinement.NOT_ALLOWED says
-    what is refused. A value out of range or a missing interpreter raises ValueError.
-
-    With `session`, a trajectory's programs are the cells of a session (session.py): they share a process, names and
-    files. The limits below hold for each cell, and those of memory and files for the session.
+@keys_dataclass(frozen=True, config=STRICT)
+class PythonKeys:
+    """Keys under `params` of the Python tool. The limits hold for each program or cell; memory and files per session.
 
     Args:
         conda_path, conda_env: folder and environment of the interpreter {conda_path}/envs/{conda_env}/bin/python.
@@ -76,56 +76,68 @@ class PythonTool(BaseTool):
         cpu_seconds: largest CPU time of a program, in seconds.
         max_file_mb: largest size of all files of a program, in MiB.
         max_output_chars: largest number of characters that the model reads; the middle of a longer output is cut.
-        num_workers: largest number of programs that run at once, at most 64; more wait, within their timeout.
+        num_workers: largest number of programs that run at once; more wait, within their timeout.
         preload: modules imported once for all programs whose text names one of them, and for all sessions; None for
             those of numpy and sympy that the interpreter has.
         sandbox_fusion_url: address of a Sandbox Fusion server that runs the programs instead. Only memory_mb,
             max_output_chars and num_workers apply then, and interpreter, preload and session must be left out.
-        session: whether names, imports and files of a trajectory's calls live on for its later calls.
+        session: whether names, imports and files of a trajectory's calls live on for its later calls (session.py).
+    """
+
+    conda_path: str | None = None
+    conda_env: str | None = None
+    python_path: str | None = None
+    memory_mb: int = Field(default=1024, ge=64, le=MAX_LIMIT)
+    cpu_seconds: int = Field(default=60, ge=1, le=MAX_LIMIT)
+    max_file_mb: int = Field(default=64, ge=1, le=MAX_LIMIT)
+    max_output_chars: int = Field(default=8192, ge=1, le=MAX_LIMIT)
+    num_workers: int = Field(default=16, ge=1, le=MAX_PROGRAMS)
+    preload: list[str] | None = None
+    sandbox_fusion_url: str | None = None
+    session: bool = False
+
+    def __post_init__(self):
+        if (self.conda_path is None) != (self.conda_env is None) or (self.conda_path and self.python_path):
+            raise ValueError("python_path, conda_path, conda_env: expected the first, or both of the others, or none")
+        if not (Path(self.python).is_file() and os.access(self.python, os.X_OK)):
+            raise ValueError(f"python_path, or conda_path and conda_env: {self.python} is no interpreter")
+        if self.sandbox_fusion_url is not None:
+            unused = [name for name in ("conda_path", "conda_env", "python_path", "preload") if getattr(self, name)]
+            if unused:
+                raise ValueError(f"{', '.join(unused)}: expected none of it beside sandbox_fusion_url")
+            if self.session:
+                raise ValueError("session: expected false beside sandbox_fusion_url, as such a server has no sessions")
+
+    @property
+    def python(self) -> str:
+        """Absolute path of the interpreter."""
+        conda = self.conda_path and Path(self.conda_path, "envs", self.conda_env, "bin", "python")
+        # If this process is a fork, `sys.executable` is the client of scripts/fork_server/fork_server.py.
+        path = conda or self.python_path or os.environ.get("FORK_SERVER_PYTHON", sys.executable)
+        return os.path.abspath(Path(path).expanduser())
+
+
+class PythonTool(BaseTool):
+    """Runs Python programs as a notebook runs a cell: the last expression's value is printed too.
+
+    A program may be indented as a whole or stand in a Markdown fence. It ends with its main thread, without atexit
+    handlers or waiting for other threads. An exception in it is a result like any other. confinement.NOT_ALLOWED says
+    what is refused. `params` are the keys of `PythonKeys`.
     """
 
     name, trigger_tag, argument = "python", "python", "code"
     summary = "Runs a Python program in a new process and returns what it prints, and the value of a last expression."
 
-    def __init__(
-        self,
-        conda_path: str | None = None,
-        conda_env: str | None = None,
-        python_path: str | None = None,
-        *,
-        memory_mb: int = 1024,
-        cpu_seconds: int = 60,
-        max_file_mb: int = 64,
-        max_output_chars: int = 8192,
-        num_workers: int = 16,
-        preload: Sequence[str] | None = None,
-        sandbox_fusion_url: str | None = None,
-        session: bool = False,
-    ):
-        self.python = _executable(python_path, conda_path, conda_env)
-        self.limits = {"memory_mb": memory_mb, "cpu_seconds": cpu_seconds, "max_file_mb": max_file_mb}
-        self.limits |= {"max_output_chars": max_output_chars, "num_workers": num_workers}
-        for name, value in self.limits.items():
-            low, high = 64 if name == "memory_mb" else 1, MAX_PROGRAMS if name == "num_workers" else 1 << 31
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise ValueError(f"{name}={value!r}: expected a whole number from {low} to {high}")
-        if isinstance(preload, str) or not all(isinstance(module, str) for module in preload or ()):
-            raise ValueError(f"preload={preload!r}: expected a list of modules' names")
-        if not isinstance(session, bool):
-            raise ValueError(f"session={session!r}: expected true or false")
-        self.has_session, self.must_repeat = session, not session
-        self.summary = SESSION_SUMMARY if session else self.summary
-        self.preload, self.optional = list(USUAL_MODULES if preload is None else preload), preload is None
-        self._places, self._starting = asyncio.Semaphore(num_workers), asyncio.Lock()
+    def __init__(self, **params: Any):
+        self.keys = keys = read_keys(PythonKeys, params, "params")
+        self.has_session, self.must_repeat = keys.session, not keys.session
+        self.summary = SESSION_SUMMARY if keys.session else self.summary
+        self.preload = list(USUAL_MODULES) if keys.preload is None else keys.preload
+        self._places, self._starting = asyncio.Semaphore(keys.num_workers), asyncio.Lock()
         self._interpreters: dict[bool, Interpreter] = {}  # preloaded or not -> interpreter
         self._fusion = None
-        if sandbox_fusion_url is not None:
-            local = {"conda_path": conda_path, "conda_env": conda_env, "python_path": python_path, "preload": preload}
-            if unused := [name for name, value in local.items() if value]:
-                raise ValueError(f"{', '.join(unused)}: expected none of it beside sandbox_fusion_url")
-            if session:
-                raise ValueError("session: expected false beside sandbox_fusion_url, as such a server has no sessions")
-            self._fusion = SandboxFusion(sandbox_fusion_url, memory_mb=memory_mb)
+        if keys.sandbox_fusion_url is not None:
+            self._fusion = SandboxFusion(keys.sandbox_fusion_url, memory_mb=keys.memory_mb)
 
     @classmethod
     def check(cls, **params) -> None:
@@ -156,10 +168,7 @@ class PythonTool(BaseTool):
 
     async def run_in_turn(self, run: Run, content: str, timeout: float) -> Result:
         """Wait for a place, and return the result of `run` with an interpreter or server, the program and its seconds.
-
-        Raises:
-            ToolError: kinds `too_long`, `busy` and `sandbox`.
-        """
+        Raise ToolError of the kinds `too_long`, `busy` and `sandbox`."""
         loop, margin, code = asyncio.get_running_loop(), min(0.5, timeout / 10), _encoded(content)
         deadline = loop.time() + timeout - margin
         preloaded = self.has_session or any(name.split(".")[0] in content for name in self.preload)
@@ -174,7 +183,7 @@ class PythonTool(BaseTool):
 
     def answer(self, result: Result, timeout: float) -> str:
         """Return the text for the model. Raises ToolError for a program that was stopped or has ended its process."""
-        text, most = result.output.decode("utf-8", "replace"), self.limits["max_output_chars"]
+        text, most = result.output.decode("utf-8", "replace"), self.keys.max_output_chars
         if len(text) > most:
             notice = f"\n[output truncated: {len(result.output)} bytes were printed, the middle is left out]\n"
             text = text[: most - most // 2] + notice + text[len(text) - most // 2 :]
@@ -186,9 +195,9 @@ class PythonTool(BaseTool):
         what = {
             "timeout": f"The program ran longer than {timeout:g} seconds and was stopped.",
             "output": f"The program printed more than {MAX_OUTPUT_BYTES >> 20} MiB and was stopped.",
-            "disk": f"The program's files need more than {self.limits['max_file_mb']} MiB.",
+            "disk": f"The program's files need more than {self.keys.max_file_mb} MiB.",
             "threads": f"The program has more than {MAX_THREADS} threads.",
-            "cpu": f"The program used more than {self.limits['cpu_seconds']} seconds of CPU time.",
+            "cpu": f"The program used more than {self.keys.cpu_seconds} seconds of CPU time.",
             "crash": f"The Python interpreter was ended by signal {-(result.code or 0)}.",
             "exit": f"The program ended the Python interpreter with exit code {result.code}.",
         }[kind] + (" The session has ended." if self.has_session else "")
@@ -200,11 +209,12 @@ class PythonTool(BaseTool):
             interpreter = self._interpreters.get(preloaded)
             if interpreter is None or not interpreter.alive:
                 if interpreter is not None:
-                    logger.warning(f"python tool: {self.python} has ended and is started again")
+                    logger.warning(f"python tool: {self.keys.python} has ended and is started again")
                     await self._interpreters.pop(preloaded).close()
-                spec = {"preload": self.preload if preloaded else [], "optional": self.optional} | self.limits
-                spec["session"] = self.has_session
-                interpreter = Interpreter(self.python, spec)
+                spec = {name: getattr(self.keys, name) for name in FORKED_KEYS} | {
+                    "optional": self.keys.preload is None
+                }
+                interpreter = Interpreter(self.keys.python, spec | {"preload": self.preload if preloaded else []})
                 if not await interpreter.start():
                     logger.warning("no Landlock: programs of the Python tool see, and leave, files where all users do")
                 self._interpreters[preloaded] = interpreter
@@ -221,8 +231,8 @@ class PythonTool(BaseTool):
 
 class Interpreter:
     """An interpreter that has made its imports; programs run in confined forks of it, which are made in advance.
-    `spec` holds preload, optional (whether modules of preload may be missing), memory_mb, cpu_seconds, max_file_mb,
-    session (whether a process runs the cells of a session, instead of one program).
+
+    `spec` holds FORKED_KEYS, preload, and optional (whether modules of preload may be missing).
     """
 
     def __init__(self, python: str, spec: dict):
@@ -260,14 +270,12 @@ class Interpreter:
         return value
 
     async def run(self, code: bytes, seconds: float) -> Result:
-        """Run a program, a text in UTF-8, to its end or for at most `seconds`, and return the result.
-        Raises ToolError if its process could not be confined, or the interpreter has ended."""
+        """Run a program, a text in UTF-8, for at most `seconds`; raise ToolError if it could not be confined."""
         with contextlib.closing(SessionProcess(self)) as process:
             return await process.run(code, seconds)
 
     def lost(self, end: socket.socket) -> ToolError:
-        """Return the error of a process that has ended before it read the program. Raises ToolError where the process
-        or the interpreter told why."""
+        """Return the error of a process that has ended before it read the program, or raise the one that it told."""
         with contextlib.suppress(BlockingIOError):
             self.value(end.recv(1 << 12))
         return _unavailable("its process has ended before it read the program")
@@ -305,14 +313,3 @@ def _sockets(kind: int) -> tuple[socket.socket, socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     ours.setblocking(False)
     return ours, theirs
-
-
-def _executable(python_path: str | None, conda_path: str | None, conda_env: str | None) -> str:
-    if (conda_path is None) != (conda_env is None) or (conda_path and python_path):
-        raise ValueError("python_path, conda_path, conda_env: expected the first, or both of the others, or none")
-    conda = conda_path and Path(conda_path, "envs", conda_env, "bin", "python")
-    # If this process is a fork, `sys.executable` is the client of scripts/fork_server/fork_server.py.
-    path = Path(conda or python_path or os.environ.get("FORK_SERVER_PYTHON", sys.executable)).expanduser()
-    if not (path.is_file() and os.access(path, os.X_OK)):
-        raise ValueError(f"{path}: expected an interpreter; see python_path, or conda_path and conda_env")
-    return os.path.abspath(path)

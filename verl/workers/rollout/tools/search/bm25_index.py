@@ -37,7 +37,7 @@ from verl.utils.data_files import read_rows
 K1, B = 0.9, 0.4
 FORMAT = 1
 BLOCK = 256
-MOST_QUERY_WORDS = 64
+MAX_QUERY_WORDS = 64
 ROWS_PER_BATCH = 10_000
 SCHEMA = pa.schema([(name, pa.large_string()) for name in ("id", "title", "text")])
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -48,10 +48,8 @@ logging.getLogger("bm25s").setLevel(logging.WARNING)  # bm25s sets its own logge
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text in order and in lower case, without English function words; nothing is stemmed.
-
-    Each Chinese or Japanese character is a word.
-    """
+    """Return a text's words in lower case, without English function words; each Chinese or Japanese character is
+    one."""
     folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).lower()
     return [word for word in WORD.findall(folded) if word not in FUNCTION_WORDS]
 
@@ -68,12 +66,8 @@ class Document(NamedTuple):
 
 
 def read_corpus(path: str | Path) -> pa.Table:
-    """Read the documents of a corpus file, and return them in order, with columns id, title and text (`SCHEMA`).
-
-    Raises:
-        ValueError: no such file, another kind of file, no documents, or a bad row; the message names the file and the
-            row, numbered from 1 without blank lines.
-    """
+    """Read the documents of a corpus file, and return them in order, with columns id, title and text (`SCHEMA`). Raise
+    ValueError, which names the file and the row, numbered from 1 without blank lines, for anything else."""
     path = Path(path).expanduser()
     if not path.name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
         raise ValueError(f"{path}: expected a corpus in .jsonl, .jsonl.gz or .parquet")
@@ -130,11 +124,8 @@ class Bm25Index:
         return cls(documents, scorer)
 
     def search(self, query: str, k: int) -> list[tuple[Document, float]]:
-        """Return at most k documents that share a word with the query, best first, with their scores.
-
-        Only the first 64 distinct words of the query count.
-        """
-        word_ids = self._scorer.get_tokens_ids(list(dict.fromkeys(words(query)))[:MOST_QUERY_WORDS])
+        """Return at most k documents with their scores, best first; the query's first 64 distinct words count."""
+        word_ids = self._scorer.get_tokens_ids(list(dict.fromkeys(words(query)))[:MAX_QUERY_WORDS])
         if not word_ids:
             return []
         scores = self._scorer.get_scores_from_ids(word_ids)
@@ -144,14 +135,7 @@ class Bm25Index:
         ]
 
     def save(self, folder: Path, corpus_hash: str) -> None:
-        """Write the index as a new folder, all or nothing.
-
-        Args:
-            corpus_hash: SHA-256 of the corpus file, by which `load` recognizes an index of another corpus.
-
-        Raises:
-            OSError: the folder already exists and is not empty, or it cannot be written.
-        """
+        """Write the index as a new folder, all or nothing, with the SHA-256 of its corpus."""
         with new_folder(folder) as unfinished:
             self._scorer.save(unfinished, show_progress=False)
             with pa.OSFile(str(unfinished / "documents.arrow"), "wb") as file:
@@ -162,11 +146,7 @@ class Bm25Index:
 
     @classmethod
     def load(cls, folder: Path, corpus_hash: str) -> "Bm25Index":
-        """Map a saved index into memory and return it.
-
-        Raises:
-            ValueError: the folder is no index, is damaged, or belongs to another corpus or format.
-        """
+        """Map a saved index into memory; raise ValueError if it is damaged, or of another corpus or format."""
         try:
             manifest = json.loads((folder / "manifest.json").read_text())
             sizes = {name: (folder / name).stat().st_size for name in manifest["sizes"]}
@@ -192,12 +172,7 @@ def best(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def open_index(corpus: str | Path, folder: str | Path | None = None) -> Bm25Index:
-    """Return the index of a corpus file: loaded from `folder` if it exists, else built and, with a folder, saved in it.
-
-    Raises:
-        ValueError: an error of `read_corpus`, `Bm25Index.build` or `Bm25Index.load`.
-        OSError: the index cannot be written, or with a folder, the corpus does not exist.
-    """
+    """Return the index of a corpus: loaded from `folder` if it exists, else built and, with a folder, saved."""
     corpus = Path(corpus).expanduser()
     if folder is None:
         return Bm25Index.build(read_corpus(corpus))

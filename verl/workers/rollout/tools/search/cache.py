@@ -5,7 +5,10 @@ it was writing, and readers never wait. (diskcache is SQLite too, plus pickle, a
 needs shared memory: keep the file on a local disk, not on a network file system.
 """
 
+import os
 import sqlite3
+import stat
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -21,16 +24,8 @@ DELETE_OLDEST = "DELETE FROM cache WHERE id <= (SELECT min(id) + (max(id) - min(
 
 class SearchCache:
     """A cache of search results. Caches of other texts are subclasses with their own `noun` and `application_id`.
-
-    Args:
-        path: path of the file, which is made if absent.
-        size_mb: largest size of the entries, in 10^6 bytes; beyond it, the entries that were written first are deleted.
-
-    Raises:
-        ValueError: the file is not such a cache, or damaged; the message names it, and it is not changed. The check
-            takes about 3 s per GB.
-        OSError: the file cannot be opened or written.
-    """
+    Beyond `size_mb` (10^6 bytes) the entries that were written first are deleted. Raise ValueError if the file, which
+    is not changed, is damaged or no such cache; the check takes about 3 s per GB."""
 
     noun = "search cache"
     application_id = APPLICATION_ID
@@ -108,3 +103,25 @@ class SearchCache:
 
     def _one(self, statement: str):
         return self._database.execute(statement).fetchone()[0]
+
+
+def node_folder(purpose: str) -> Path:
+    """Return the user's folder verl_<purpose>_<user id> in the node's temporary directory (TMPDIR, else /tmp), mode
+    0700; made if absent.
+
+    It is the same for all processes of the user on the node and stays when they end. Its name is predictable, so
+    ValueError is raised if it is a link or no folder, belongs to another user, or is open to others.
+    """
+    folder = Path(tempfile.gettempdir()) / f"verl_{purpose}_{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise ValueError(f"{folder} is a link or a file, expected a folder of yours; move it away")
+    if status.st_uid != os.getuid():
+        raise ValueError(f"{folder} is not yours but user {status.st_uid}'s; set TMPDIR to another place")
+    if status.st_mode & 0o077:
+        raise ValueError(f"{folder} is open to other users: look at what it holds, then chmod 700 it or delete it")
+    return folder

@@ -27,12 +27,11 @@ import httpx
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
 from verl.workers.rollout.tools.http_json import checked_url, is_loopback, json_client, post_json
 from verl.workers.rollout.tools.plain_text import neutral, one_line
-from verl.workers.rollout.tools.search.cache import SearchCache
-from verl.workers.rollout.tools.search.node_files import node_folder
+from verl.workers.rollout.tools.search.cache import SearchCache, node_folder
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # most seconds between requests to a busy server, doubling
-MOST_QUERY_CHARACTERS = 1000
-MOST_TITLE_CHARACTERS = 200
+MAX_QUERY_CHARS = 1000
+MAX_TITLE_CHARS = 200
 NOTHING_FOUND = "No results found."
 NODE_LOCAL = "node_local"
 # errors raised when a reply has an unexpected form
@@ -48,23 +47,17 @@ class Passage(NamedTuple):
 
 
 def query_of(content: str) -> str:
-    """Return the query, which is also the cache's key: one line without double blanks.
-
-    A query may have 1,000 characters. A longer one is cut to 1,001, by which the caller recognizes and refuses it.
-    """
-    return one_line(content, MOST_QUERY_CHARACTERS + 1)
+    """Return the query, which is also the cache's key: one line without double blanks. One of more than 1,000
+    characters is cut to 1,001, by which the caller recognizes and refuses it."""
+    return one_line(content, MAX_QUERY_CHARS + 1)
 
 
 def passages_text(passages: list[Passage], result_length: int) -> str:
-    """Return the passages as text for the model. A passage's text is one line, so that none can look like several.
-
-    Args:
-        result_length: largest number of characters of a passage's text; titles and sources are cut to 200 characters.
-    """
+    """Return the passages as text for the model; one's text is one line, so that none can look like several."""
     paragraphs = []
     for i, passage in enumerate(passages, start=1):
-        source = one_line(passage.source, MOST_TITLE_CHARACTERS)
-        heading = f"[{i}] {one_line(passage.title, MOST_TITLE_CHARACTERS)}" + (f" ({source})" if source else "")
+        source = one_line(passage.source, MAX_TITLE_CHARS)
+        heading = f"[{i}] {one_line(passage.title, MAX_TITLE_CHARS)}" + (f" ({source})" if source else "")
         paragraphs.append(f"{heading}\n{one_line(passage.text, result_length)}".strip())
     return neutral("\n\n".join(paragraphs)) or NOTHING_FOUND
 
@@ -84,9 +77,6 @@ class SearchTool(BaseTool):
             changes). Only searches with a result are kept.
         cache_size_mb: largest size of the cache, in 10^6 bytes.
         async_cache_write: accepted without effect: writing never delays other trajectories.
-
-    Raises:
-        ValueError: a parameter is out of range, or the cache file is damaged.
     """
 
     name = trigger_tag = "search"
@@ -142,8 +132,8 @@ class SearchTool(BaseTool):
         query = query_of(content)
         if not query:
             raise ToolError("The search query is empty.", kind="empty_query", retry=False)
-        if len(query) > MOST_QUERY_CHARACTERS:
-            message = f"The search query has more than {MOST_QUERY_CHARACTERS} characters."
+        if len(query) > MAX_QUERY_CHARS:
+            message = f"The search query has more than {MAX_QUERY_CHARS} characters."
             raise ToolError(message, kind="long_query", retry=False)
         key = f"{query}\n{self._settings} {self.max_results} {self.result_length}"
         if self._cache and (text := await self._cached(self._cache.get, key)):
@@ -180,9 +170,6 @@ class LocalSearchTool(SearchTool):
         corpus: path of a corpus (bm25_index.py); without `index`, each process builds its own index.
         index: folder in which the index is kept and from which all processes map it (bm25_index.py).
         url: address of a search server instead of a corpus: `http://host:8000` or `http://host:8000/retrieve`.
-
-    Raises:
-        ValueError: both or neither of corpus and url, or a missing or bad corpus or index; see also SearchTool.
     """
 
     corpus: str | Path | None = None
@@ -244,17 +231,14 @@ class LocalSearchTool(SearchTool):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class BingSearchTool(SearchTool):
-    """A Bing search through Bright Data's SERP API, in its parsed form (brd_json); a page has about ten results.
+    """A Bing search through Bright Data's SERP API, in its parsed form (brd_json); a page has about ten results. No
+    message shows the key.
 
     Args:
         api_key: key of the API; None for the environment's BRIGHTDATA_API_KEY, which is safer: configs are logged.
         zone: zone of the API; None for the environment's BRIGHTDATA_ZONE.
         location: two-letter code of the country from which to search, Bing's `cc`.
         endpoint: address of the API: https, or http on this machine.
-
-    Raises:
-        ValueError: no usable key or zone, or a bad endpoint or location; see also SearchTool. The message never
-            shows the key.
     """
 
     api_key: InitVar[str | None] = None

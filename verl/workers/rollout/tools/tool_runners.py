@@ -1,7 +1,8 @@
-"""Runs the calls of a tool whose `execute` never awaits in a process of its own, one after the other.
+"""Runs a tool's coroutines in an event loop of their own, or in a process, so that callers get an answer in time.
 
-Such a tool computes or blocks. If it holds Python's lock (GIL), as a regular expression that backtracks does, it would
-stop its whole rollout worker, and no thread could end it; a process can be killed. The next call gets a new one.
+`ToolThread`: a tool that blocks its event loop would stop all prompts of a rollout worker, and callers would wait
+forever for one that ignores its cancellation. `ToolProcess`: a tool whose `execute` never awaits computes or blocks. If
+it holds Python's lock (GIL), as a regular expression that backtracks does, no thread could end it; a process is killed.
 """
 
 import asyncio
@@ -9,12 +10,84 @@ import dis
 import inspect
 import multiprocessing
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Coroutine
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 from verl.utils.moved import present_name
+from verl.utils.user_code import guard_tasks, guarded
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError
+
+T = TypeVar("T")
+# longest wait, in seconds, for a cancelled call to end
+CANCEL_SECONDS = 2.0
+
+
+class ToolThread:
+    """A thread with the event loop of one tool. It starts with the first call. If a call does not end after it was
+    cancelled, later calls run in a new thread."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    async def run(self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
+        """Call a function in the tool's thread, and return its coroutine's result; cancelling the caller cancels it.
+
+        Raises:
+            asyncio.TimeoutError: the coroutine did not end in `seconds`. It was cancelled, and may ignore that.
+            UserCodeExit: the coroutine raised an exception that is no `Exception`.
+            RuntimeError: the coroutine cancelled itself.
+        """
+        tasks: list[asyncio.Task | None] = []
+        given_up = threading.Event()
+
+        async def in_thread() -> T:
+            tasks.append(asyncio.current_task())
+            if given_up.is_set():
+                raise asyncio.CancelledError
+            return await guarded(call(), self.name)
+
+        loop = self._started_loop()
+        ended = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(in_thread(), loop))
+
+        async def give_up() -> None:
+            given_up.set()
+            loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks if task is not None])
+            await asyncio.wait({ended}, timeout=CANCEL_SECONDS)
+            if not ended.done():  # a blocked thread or an ignored cancellation: later calls get another thread
+                if loop is self._loop:
+                    self._loop = None
+            elif not ended.cancelled():
+                ended.exception()  # retrieved, because asyncio logs an exception that is never retrieved
+
+        try:
+            done, _ = await asyncio.wait({ended}, timeout=seconds)
+        except asyncio.CancelledError:
+            await give_up()
+            raise
+        if not done:
+            await give_up()
+            raise asyncio.TimeoutError
+        if ended.cancelled():
+            raise RuntimeError(f"{self.name} cancelled its own call")
+        return ended.result()
+
+    def stop(self) -> None:
+        """End the thread after its current step."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _started_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None or self._thread is None or not self._thread.is_alive():
+            self._loop = asyncio.new_event_loop()
+            guard_tasks(self._loop)
+            self._thread = threading.Thread(target=self._loop.run_forever, name=f"tool {self.name}", daemon=True)
+            self._thread.start()
+        return self._loop
+
 
 AWAITS = ("GET_AWAITABLE", "GET_ANEXT", "BEFORE_ASYNC_WITH")
 
@@ -29,12 +102,8 @@ def runs_in_process(cls: type, class_path: str) -> bool:
 
 
 class ToolProcess:
-    """The methods `start`, `execute` and `close` of a tool, called in its process, one at a time.
-
-    Args:
-        name: name for messages.
-        make: function of a module that makes the tool in the process from `options`.
-    """
+    """The methods `start`, `execute` and `close` of a tool, called in its process, one at a time. The function `make`
+    of a module makes the tool in the process from `options`."""
 
     def __init__(self, name: str, make: Callable[..., Any], options: tuple):
         self.name, self._make, self._process = name, (make, options), None
