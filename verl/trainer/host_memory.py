@@ -52,11 +52,7 @@ ADVICE = {
 
 
 def kinds_of_processes(roots: Mapping[int, str]) -> dict[psutil.Process, str]:
-    """Return the kind of each root and of all its descendants.
-
-    Args:
-        roots: process id -> kind of a root whose own command line does not tell its kind.
-    """
+    """Return the kind of all descendants of `roots`: process id -> kind, if the root's command line tells none."""
     children: dict[int, list[psutil.Process]] = defaultdict(list)
     by_id = {}
     for process in psutil.process_iter(["ppid", "cmdline", "memory_info"]):

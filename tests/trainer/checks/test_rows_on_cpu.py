@@ -72,18 +72,6 @@ def test_not_a_parquet_file(tmp_path):
         check_data_files("data.train_files", str(tmp_path / "data.parquet"), "prompt")
 
 
-def test_files_whose_columns_differ_are_named(tmp_path):
-    """Upstream concatenates the files, which fails in its TaskRunner."""
-    first, second = (str(tmp_path / f"{name}.parquet") for name in ("first", "second"))
-    pd.DataFrame([good_row()]).to_parquet(first)
-    other = good_row() | {"reward_model": {"style": "rule", "ground_truth": "6"}}
-    pd.DataFrame([other]).to_parquet(second)
-    with pytest.raises(ValueError, match=f"data.train_files: {second} does not fit to {first}: .*ground_truth"):
-        check_data_files("data.train_files", [first, second], "prompt")
-    pd.DataFrame([good_row() | {"more": 1}]).to_parquet(second)
-    check_data_files("data.train_files", [first, second], "prompt")
-
-
 def test_rows_of_json_and_of_a_dataset_class_are_left_to_it(tmp_path):
     check_data_files("data.train_files", [str(tmp_path / "rows.jsonl"), "hdfs://rows/a.parquet"], "prompt")
     own = composed("grpo_trainer", "data.custom_cls.path=own.py", f"data.train_files={tmp_path}/rows.txt")

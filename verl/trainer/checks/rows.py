@@ -10,7 +10,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 from unittest.mock import patch
 
@@ -86,19 +85,6 @@ def check_data_files(key: str, files, prompt_key: str) -> None:
                     f"{key}: {file} has no column '{column}'; its columns: {', '.join(schema.names)}; {CONVERT}"
                 )
         _check_table(f"{key}: {file}", pq.read_table(file, columns=[prompt_key, "data_source", "reward_model"]))
-    _check_same_columns(key, local_files(files))
-
-
-def _check_same_columns(key: str, files: Sequence[str]) -> None:
-    """Check that upstream can concatenate the files: columns of the same name must have the same type."""
-    from datasets import Dataset, concatenate_datasets
-
-    first_rows = [pa.Table.from_batches(islice(pq.ParquetFile(file).iter_batches(batch_size=1), 1)) for file in files]
-    for file, row in zip(files[1:], first_rows[1:], strict=True):
-        try:
-            concatenate_datasets([Dataset(first_rows[0]), Dataset(row)])
-        except (ValueError, TypeError, pa.ArrowException) as error:
-            raise ValueError(f"{key}: {file} does not fit to {files[0]}: {error}") from error
 
 
 def _check_table(where: str, table: pa.Table) -> None:

@@ -7,7 +7,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.checks.model.lora import settle_lora
 from verl.trainer.checks.model.settings import fetch_model_json, fill_max_model_len, model_json
-from verl.trainer.checks.resources.weight_bucket import fill_weight_bucket
 from verl.trainer.checks.values import check_values
 from verl.utils.moved import present_name
 from verl.utils.parts import loss_of_switch, tree_of_rollout_mode, tree_of_rollout_name
@@ -140,6 +139,5 @@ STEPS: tuple[Callable[[DictConfig], None], ...] = (
     settle_lora,
     fill_max_model_len,
     settle_epochs,
-    fill_weight_bucket,
     settle_sampler,
 )

@@ -16,6 +16,8 @@ from verl.workers.config.prefix_tree import check_section
 from verl.workers.config.prefix_tree_models import check_model_config
 
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+# of vLLM 0.24 and 0.30
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 POSITIONS = "max_position_embeddings"
 HF_OVERRIDES = "engine_kwargs.vllm.hf_overrides"
 
@@ -144,6 +146,19 @@ def check_prefix_tree(config: DictConfig, model: dict | None) -> None:
             )
         if model is not None:
             check_model_config(model | OmegaConf.to_container(config.actor_rollout_ref.model.override_config))
+
+
+def check_cpu_attention(config: DictConfig, model: dict | None) -> None:
+    """Check that vLLM's CPU build has a kernel for the model's head size; it starts without, and dies at the first
+    request. Latent attention (MLA) has sizes of its own."""
+    heads = (model or {}).get("num_attention_heads")
+    if config.trainer.device != "cpu" or not heads or "kv_lora_rank" in model:
+        return
+    if (size := model.get("head_dim") or model.get("hidden_size", 0) // heads) not in CPU_HEAD_SIZES:
+        raise ValueError(
+            f"{MODEL}.path={config.actor_rollout_ref.model.path}: its attention has the head size {size}, and vLLM's "
+            f"CPU build takes {', '.join(map(str, CPU_HEAD_SIZES))}; choose another model, or hardware=gpu"
+        )
 
 
 def check_cpu_strategy(config: DictConfig) -> None:

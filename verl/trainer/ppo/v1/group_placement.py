@@ -18,17 +18,13 @@ def place_groups(
 ) -> list[int]:
     """Return the order of the rows, sorted by rank and within a rank by mini-batch.
 
-    Every rank has equally many rows in every mini-batch. The heaviest groups are placed first, each where the fewest
-    tokens are; a group is split only if no place for all its rows is left. The numbers of padding rows of two
+    `groups` holds the row numbers of each group, `tokens` the number of its distinct tokens; `padding_rows` belong to
+    none. Every rank has equally many rows in every mini-batch. The heaviest groups are placed first, each where the
+    fewest tokens are; a group is split only if no place for all its rows is left. The numbers of padding rows of two
     mini-batches differ by at most one.
 
     >>> place_groups([[0, 1], [2, 3], [4, 5], [6, 7]], [9, 2, 3, 8], [], n_ranks=2, n_mini_batches=1)
     [0, 1, 2, 3, 6, 7, 4, 5]
-
-    Args:
-        groups: row numbers of each group.
-        tokens: number of distinct tokens of each group.
-        padding_rows: row numbers of the padding rows, which belong to no group.
     """
     n_cells = n_ranks * n_mini_batches
     size = (sum(map(len, groups)) + len(padding_rows)) // n_cells

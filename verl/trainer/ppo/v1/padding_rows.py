@@ -33,13 +33,7 @@ def spread_padding_rows(are_padding_rows: Sequence[bool], n_ranks: int, n_mini_b
     >>> spread_padding_rows([False, False, True, True, False, False, True, False], n_ranks=2, n_mini_batches=2)
     [0, 2, 1, 3, 4, 6, 5, 7]
 
-    Args:
-        are_padding_rows: whether each row is a padding row; the first rank's rows come first.
-        n_ranks: number of data parallel ranks, which have equal numbers of rows.
-        n_mini_batches: number of equal, consecutive parts into which each rank's rows are cut.
-
-    Raises:
-        ValueError: there are fewer rows than mini-batches.
+    `are_padding_rows` holds the rows of `n_ranks` data parallel ranks, of equal number, one rank after the other.
     """
     n_rows = len(are_padding_rows) - sum(are_padding_rows)
     if n_rows < n_mini_batches:
@@ -62,14 +56,9 @@ def spread_padding_rows(are_padding_rows: Sequence[bool], n_ranks: int, n_mini_b
 
 def correct_counts(metrics: dict, tags: Sequence[dict], limit: int) -> None:
     """Remove padding rows from a step's number of tokens and its throughput, and add `response_length/limit_ratio`, the
-    share of responses that reached the limit.
+    share of responses that reached `limit` (`data.max_response_length`).
 
     Upstream's `response_length/clip_ratio` is the share of responses as long as the longest one of the batch.
-
-    Args:
-        metrics: metrics of the step, which are changed in place.
-        tags: tags of the batch's rows.
-        limit: `data.max_response_length` in tokens.
     """
     real = [tag for tag in tags if not is_padding_row(tag)]
     metrics["response_length/limit_ratio"] = sum(tag["response_len"] >= limit for tag in real) / len(real)

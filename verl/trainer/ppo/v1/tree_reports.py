@@ -87,10 +87,7 @@ def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float |
 
     `vocabulary` holds each token's text where it first occurs. Where it has another one, such as one of the tokens that
     spell an emoji, its segment's `texts` hold [position, text].
-
-    Args:
-        rewards: reward of each row; None for a row without an answer.
-        update: `tree` if the update computes shared tokens once, otherwise `rows`.
+    A row without an answer has the reward None; `update` is `tree` if shared tokens are computed once, else `rows`.
     """
     records, vocabulary = tree.to_dict()["segments"], {}
     parents = {segment.parent for segment in tree.segments}
@@ -125,13 +122,8 @@ def _suppressed_tokens(tree: TrajectoryTree) -> set[int]:
 def shown_group(
     rows: BatchRows, group: Group, tree: dict, number: int, keys: GroupTableKeys, page: Path, tokenizer
 ) -> ShownGroup:
-    """Return a prompt group as the trackers show it.
-
-    Args:
-        tree: the group's line of the trees file.
-        number: place of that line in the file, from 1.
-        page: the page that scripts/view_trees.py writes.
-    """
+    """Return a prompt group as the trackers show it: `tree` is line `number` (from 1) of the trees file, and `page` the
+    page that scripts/view_trees.py writes."""
     advantages, mask = rows.tokens("advantages", 0.0), rows.response_mask
     shown, first = [], group.rows[: keys.responses]
     for i, (row, response) in enumerate(zip(first, rows.column("responses", first), strict=True)):

@@ -35,12 +35,11 @@ from verl.trainer.checks.resources.shared_folder import check_shared_folder
 from verl.trainer.checks.run_dir import check_steps_left
 from verl.trainer.host_memory import HostMemoryWatch
 from verl.trainer.ppo.v1.batch_faults import not_finite, why_rewards_are_equal
-from verl.trainer.ppo.v1.batch_rows import BatchRows, send_tensors_only
-from verl.trainer.ppo.v1.equal_rewards import zero_equal_groups
+from verl.trainer.ppo.v1.batch_rows import BatchRows, send_tensors_only, zero_equal_groups
 from verl.trainer.ppo.v1.padding_rows import correct_counts
 from verl.trainer.ppo.v1.trainer_state import loaded_folder
 from verl.trainer.ppo.v1.tree_buffer import FilteredPrompts, RolloutsFailed
-from verl.trainer.progress_watch import START_SECONDS, ProgressWatch
+from verl.trainer.watches import START_SECONDS, ProgressWatch
 from verl.utils.fault_reports import RunError, cause_of, report_fault, reported_faults
 from verl.workers.rollout.group_counts import GroupCounts
 
