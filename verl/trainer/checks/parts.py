@@ -136,10 +136,7 @@ def check_computed_fields(config: DictConfig) -> None:
 
 
 def check_environment(config: DictConfig) -> None:
-    """Check that every tool works here and with the run's tree, or the environment with the first row's task.
-
-    Each rollout worker tries the tools on its own machine.
-    """
+    """Check that every tool works here and with the run's tree, or the environment with the first row's task."""
     from verl.workers.rollout.run_environment import try_environment
 
     has_rows, row = parts_of(config.actor_rollout_ref.rollout).environment in ("gym", "agent"), {}

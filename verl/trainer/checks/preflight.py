@@ -37,7 +37,7 @@ from verl_patches.plugin import activate_cpu
 
 
 def check_run(config: DictConfig) -> None:
-    """Run all checks on a settled config, in the order in which a user would fix the problems."""
+    """Run all checks on a settled config."""
     for check in CHECKS:
         check(config)
 
@@ -74,7 +74,7 @@ def check_model_path(key: str, path: str) -> None:
 
 
 def check_engines(config: DictConfig) -> None:
-    """Check that trainer and server support the config with this model; see `verl.trainer.checks.model.settings`."""
+    """Check that trainer and server support the config with this model."""
     import torch
 
     model, cuda_is_here = model_json(config.actor_rollout_ref.model.path), torch.cuda.is_available()
@@ -90,9 +90,8 @@ def check_engines(config: DictConfig) -> None:
 
 def check_files(config: DictConfig) -> None:
     """Check the files of training and validation, unless a dataset class of the run's own reads them."""
-    for key in ("train_files", "val_files"):
-        if not OmegaConf.select(config, "data.custom_cls.path"):
-            check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
+    for key in () if OmegaConf.select(config, "data.custom_cls.path") else ("train_files", "val_files"):
+        check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
 
 
 def check_batch_sizes(config: DictConfig) -> None:

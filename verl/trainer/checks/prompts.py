@@ -62,10 +62,7 @@ def _check_rows(config: DictConfig, key: str, needed: int, count: Callable[[list
 
 
 def _check_descriptions(config: DictConfig, key: str, plain: Callable, described: Callable) -> None:
-    """Check that no row which the filter keeps is too long with the tools' descriptions.
-
-    A text has at most as many tokens as bytes, so that only long rows need the tokenizer.
-    """
+    """Check that no row which the filter keeps is too long with the tools' descriptions; rows of few bytes are not."""
     limit, filters = config.data.max_prompt_length, config.data.get("filter_overlong_prompts")
     longest = number = base = 0
     for file in data_files(config, key)[0]:
@@ -111,11 +108,7 @@ def turn_end_warning(config: DictConfig) -> str:
 
 
 def load_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase | None:
-    """Return the run's tokenizer; None if it is not on this machine, or if a model's processor has the chat template.
-
-    Raises:
-        ValueError: the model's folder is here, and holds no tokenizer that loads, or no chat template.
-    """
+    """Return the run's tokenizer; None if it is not on this machine, or if the model's processor has the template."""
     from verl.utils.tokenizer import hf_tokenizer
 
     model = config.actor_rollout_ref.model
@@ -170,8 +163,7 @@ def _described_by(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Env
 def _counter(
     config: DictConfig, tokenizer: PreTrainedTokenizerBase, environment: Environment = NO_ENVIRONMENT
 ) -> Callable[[Messages], int]:
-    """Return the function that counts the tokens of a prompt as the run does, with the tools that `environment`
-    describes."""
+    """Return the function that counts a prompt's tokens as the run does, with the tools that it describes."""
     from verl.utils.tokenizer import normalize_token_ids
 
     options = _options(config)

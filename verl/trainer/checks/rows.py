@@ -145,10 +145,9 @@ def _incomplete(messages: pa.ChunkedArray) -> pa.ChunkedArray:
 def check_reward_rows(config: DictConfig) -> None:
     """Check every row by `check_row(data_source, ground_truth, extra_info, **reward_kwargs)` of the reward's module.
 
-    If the module has no `check_row`, the reward function is tried for the first row of each data source of a file, and
-    else for the first row if the run reads further numbers of it, unless `trainer.try_reward` is false or it needs a
-    model that only the run serves. Without a reward function of the run's own, upstream's is tried, which knows some
-    data sources only.
+    If the module has no `check_row`, the reward function (the run's own or upstream's) is tried for the first row of
+    each data source of a file, and else for the first row if the run reads further numbers of it, unless
+    `trainer.try_reward` is false or it needs a model that only the run serves.
     """
     reward = config.reward.custom_reward_function
     is_own = bool(reward.get("path"))
@@ -227,8 +226,7 @@ def _reward_fields(file: str) -> Iterator[dict]:
 def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[RewardField]) -> None:
     """Check that a reward function scores a short response to a row, and returns these numbers in its dictionary.
 
-    It is called as the run calls it: as a coroutine if it is declared so, else in a thread of an event loop, where
-    `signal.alarm` does not work. For a function that returns a single number upstream adds it as `acc`.
+    It is called as in the run: in an event loop, or in a thread of one, where `signal.alarm` does not work.
     """
     leave_out = "trainer.try_reward=false leaves this trial out"
     call = partial(function, solution_str="1", **row, **settings)

@@ -30,11 +30,7 @@ def check_schedule(config: DictConfig) -> None:
 
 
 def check_transport(config: DictConfig, cuda_is_here: bool) -> None:
-    """Check that cupy is installed if separate servers get their weights by the backend `nccl`, which needs it.
-
-    Args:
-        cuda_is_here: whether this machine has a GPU, and therefore the same packages as the workers.
-    """
+    """Check that cupy is installed if separate servers get their weights by the backend `nccl`, which needs it."""
     nccl = rollout_workers(config) and config.actor_rollout_ref.rollout.checkpoint_engine.backend == "nccl"
     if nccl and cuda_is_here and importlib.util.find_spec("cupy") is None:
         raise ValueError(

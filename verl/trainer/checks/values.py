@@ -71,7 +71,7 @@ LEGACY = {
 
 
 def check_values(config: DictConfig) -> None:
-    """Check types and ranges in a config without interpolations; null is left to the defaults and later checks."""
+    """Check types and ranges in a config without interpolations."""
     for name in NOT_NULL.split():
         check_value(name, OmegaConf.select(config, name, default=0), int)
     for kind, names in RANGES.items():
@@ -85,7 +85,6 @@ def check_values(config: DictConfig) -> None:
 
 
 def check_value(name: str, value: Any, kind: Any) -> None:
-    """Check one value by a type, which may have a range; the error names key and value."""
     value = OmegaConf.to_container(value) if OmegaConf.is_list(value) else value
     try:
         _adapter(kind).validate_json(json.dumps(value))  # in JSON, strict types take a list for a tuple, and no more

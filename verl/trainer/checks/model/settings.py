@@ -12,8 +12,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl.workers.config.prefix_tree import check_section
-from verl.workers.config.prefix_tree_models import check_model_config
+from verl.workers.config.prefix_tree import check_model_config, check_section
 
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 # of vLLM 0.24 and 0.30
@@ -58,12 +57,9 @@ def fetch_model_json(path: str) -> dict | None:
 
 
 def fill_max_model_len(config: DictConfig) -> None:
-    """Set `max_model_len` to the length of a prompt and a response if it is null.
+    """Set `max_model_len` to the length of a prompt and a response if it is null, and refuse a shorter one.
 
     For upstream null means the length in the model's config, at which the server cuts every response without a message.
-
-    Raises:
-        ValueError: `max_model_len` is set, and is shorter than a prompt and a response, whose turns read all of it.
     """
     from verl.workers.rollout.run_environment import changes_contexts  # imports upstream's agent loop
 
@@ -79,12 +75,8 @@ def fill_max_model_len(config: DictConfig) -> None:
 
 
 def check_context(config: DictConfig, model: dict | None) -> None:
-    """Check that the model has a position for every token, in the trainer (`override_config`) and in vLLM.
-
-    Args:
-        config: run's config after `fill_max_model_len`; vLLM's `hf_overrides` may set another number of positions.
-        model: result of `model_json`; if it is None, upstream's server makes the check when it starts.
-    """
+    """Check that the model has a position for every token, in the trainer (`override_config`) and in vLLM
+    (`hf_overrides`)."""
     rollout = config.actor_rollout_ref.rollout
     own = (model or {}).get(POSITIONS)
     sides = {
@@ -102,11 +94,8 @@ def check_context(config: DictConfig, model: dict | None) -> None:
 
 
 def check_attention(config: DictConfig, cuda_is_here: bool) -> None:
-    """Check that the model's attention works with sequence parallelism, and that flash-attn is installed for GPUs.
-
-    Args:
-        cuda_is_here: whether this machine has a GPU, and therefore the same packages as the workers.
-    """
+    """Check that the model's attention works with sequence parallelism, and that flash-attn is installed for GPUs, if
+    this machine has one, and therefore the same packages as the workers."""
     attention = config.actor_rollout_ref.model.override_config.get("attn_implementation", "flash_attention_2")
     for role, section in product(("actor", "ref"), ("", ".fsdp_config")):
         key = f"actor_rollout_ref.{role}{section}.ulysses_sequence_parallel_size"

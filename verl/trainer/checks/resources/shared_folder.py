@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -14,16 +15,8 @@ SEEN_SECONDS = 70.0
 
 
 def check_shared_folder(workers: list, run_dir: str | Path, seconds: float = SEEN_SECONDS) -> None:
-    """Write a file into the folder, and let every worker look for it.
-
-    Args:
-        workers: handles of the Ray actors that write checkpoints.
-        run_dir: `trainer.default_local_dir`.
-        seconds: longest wait in seconds for a worker to see the file.
-
-    Raises:
-        RunError: a worker does not see the file; the message names the nodes.
-    """
+    """Write a file into the run's folder, and let the Ray actors that write checkpoints look for it; raise RunError
+    with the nodes of those that do not see it within these seconds."""
     token = Path(run_dir) / f".seen_by_workers_{uuid.uuid4().hex}"
     token.parent.mkdir(parents=True, exist_ok=True)
     token.touch()
@@ -42,14 +35,9 @@ def check_shared_folder(workers: list, run_dir: str | Path, seconds: float = SEE
 def _node_and_view(token: Path, seconds: float, worker) -> tuple[str, bool]:
     """Return a worker's node, and whether it sees the file; a network file system may show it late."""
     end = time.monotonic() + seconds
-    while not (seen := _sees(token)) and time.monotonic() < end:
+    while True:
+        with suppress(OSError):
+            list(token.parent.iterdir())  # without this, a network file system may answer from its cache
+        if (seen := token.exists()) or time.monotonic() >= end:
+            return ray.util.get_node_ip_address(), seen
         time.sleep(1)
-    return ray.util.get_node_ip_address(), seen
-
-
-def _sees(token: Path) -> bool:
-    try:
-        list(token.parent.iterdir())  # without this, a network file system may answer from its cache
-        return token.exists()
-    except OSError:
-        return False

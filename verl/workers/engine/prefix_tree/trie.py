@@ -52,12 +52,7 @@ class Trie:
 
 
 def build_trie(sequences: Sequence[np.ndarray], kinds: Sequence[float] | None = None) -> Trie:
-    """Return the trie of 1-D sequences of token ids, which may be empty.
-
-    Args:
-        sequences: token ids of each sequence.
-        kinds: kind of each sequence; sequences of different kinds share no node. None if all have the same kind.
-    """
+    """Return the trie of 1-D sequences of token ids, which may be empty; those of different `kinds` share no node."""
     rows = [np.ascontiguousarray(sequence, dtype=np.int64) for sequence in sequences]
     order, shared = sort_by_prefix(rows, kinds)
     node_of: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(rows)
