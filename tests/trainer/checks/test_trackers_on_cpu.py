@@ -24,10 +24,6 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, tracker, package):
         check(f"trainer.logger=[console,{tracker}]")
 
 
-def test_a_config_without_the_table_passes():
-    check_trackers(composed("grpo_trainer"))
-
-
 def listening() -> socket.socket:
     server = socket.socket()
     server.bind(("127.0.0.1", 0))

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from verl.trainer.ppo.v1.group_placement import distinct_tokens, place_groups
+from verl.trainer.ppo.v1.row_order import distinct_tokens, place_groups
 from verl.workers.rollout.contexts import CONTEXTS
 
 

@@ -7,7 +7,7 @@ import torch
 from verl.workers.utils.losses import ppo_loss
 
 from verl.trainer.ppo import padding_utils
-from verl.trainer.ppo.v1.padding_rows import spread_padding_rows
+from verl.trainer.ppo.v1.row_order import spread_padding_rows
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig
 from verl_patches.short_padding_rows import shorten_padding_rows

@@ -1,6 +1,7 @@
 """The checkpoints to come must fit on the disk, and the weights on their way to vLLM into shared memory."""
 
 import math
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -10,8 +11,10 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
 from tests.configs import composed
+from tests.forked import ray_of_forks
 from tests.trainer.checks.model.models import TINY, decoder, model
-from verl.trainer.checks.resources.disk import BUCKET, check_disk, check_shared_memory, disk_plan
+from verl.trainer.checks.resources.disk import BUCKET, check_disk, check_shared_folder, check_shared_memory, disk_plan
+from verl.utils.fault_reports import RunError
 
 
 @pytest.fixture
@@ -87,3 +90,27 @@ def test_shared_memory_must_hold_nccls_on_several_gpus(tmp_path, monkeypatch):
         check_shared_memory(config, str(tmp_path))
     config.trainer.n_gpus_per_node = 1
     check_shared_memory(config, str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_see_the_folder_is_named(tmp_path, monkeypatch):
+    """The folder's path is relative, so that it names two folders for two workers."""
+    import ray
+
+    class Worker:
+        def __init__(self, place: str):
+            os.makedirs(place, exist_ok=True)
+            os.chdir(place)
+
+    (tmp_path / "shared").mkdir()
+    monkeypatch.chdir(tmp_path / "shared")
+    with ray_of_forks(num_cpus=1, object_store_memory=10**8):
+        worker = ray.remote(num_cpus=0)(Worker)
+        sharing = [worker.remote(str(tmp_path / "shared")) for _ in range(2)]
+        check_shared_folder(sharing, "run")
+        assert list((tmp_path / "shared/run").iterdir()) == []
+        with pytest.raises(
+            RunError, match=r"trainer.default_local_dir=run is not shared: workers on [\d.]+ do not see"
+        ):
+            check_shared_folder([*sharing, worker.remote(str(tmp_path / "other"))], "run", seconds=1)
+    assert list((tmp_path / "shared/run").iterdir()) == []

@@ -1,22 +1,30 @@
-"""Compares the free space of disk and shared memory with what a run will write there."""
+"""Checks the run's folder: its free space, and that all workers see it; and the free shared memory."""
 
 import math
 import os
 import shutil
+import time
+import uuid
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+import ray
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.torch_dtypes import PrecisionType
 
 from verl.trainer.checkpoint_marker import complete_steps
 from verl.trainer.checks.model.shape import load_hf_config, lora_parameters, model_shape
 from verl.trainer.checks.resources.memory_plan import GB
+from verl.utils.fault_reports import RunError
 from verl.workers.config.keys import ROLLOUT
 
 BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
 # On GPUs the room for the shared memory of a GPU's processes: NCCL takes about 10 MB for each pair of processes and
 # direction. A Docker container has 64 MB in all, unless it is told otherwise.
 MEGABYTES_PER_GPU = 64
+# Network file systems may cache a folder's listing for up to a minute.
+SEEN_SECONDS = 70.0
 
 
 def check_disk(config: DictConfig) -> None:
@@ -107,3 +115,32 @@ def _checkpoint_bytes(model: DictConfig, actor: DictConfig) -> float:
     saved = actor.checkpoint.save_contents
     states = 2 * (factors or parameters) * ("optimizer" in saved)
     return _itemsize(actor) * ((parameters + factors) * ("model" in saved) + states)
+
+
+def check_shared_folder(workers: list, run_dir: str | Path, seconds: float = SEEN_SECONDS) -> None:
+    """Write a file into the run's folder, and let the Ray actors that write checkpoints look for it; raise RunError
+    with the nodes of those that do not see it within these seconds."""
+    token = Path(run_dir) / f".seen_by_workers_{uuid.uuid4().hex}"
+    token.parent.mkdir(parents=True, exist_ok=True)
+    token.touch()
+    try:
+        seen = ray.get([worker.__ray_call__.remote(partial(_node_and_view, token, seconds)) for worker in workers])
+    finally:
+        token.unlink()
+    if blind := sorted({node for node, sees in seen if not sees}):
+        raise RunError(
+            f"trainer.default_local_dir={run_dir} is not shared: workers on {', '.join(blind)} do not see what is "
+            f"written there on {ray.util.get_node_ip_address()}, so that a checkpoint would lack their parts; choose a "
+            "folder on a file system that all nodes share (docs/several_nodes.md), or trainer.save_freq=-1"
+        )
+
+
+def _node_and_view(token: Path, seconds: float, worker) -> tuple[str, bool]:
+    """Return a worker's node, and whether it sees the file; a network file system may show it late."""
+    end = time.monotonic() + seconds
+    while True:
+        with suppress(OSError):
+            list(token.parent.iterdir())  # without this, a network file system may answer from its cache
+        if (seen := token.exists()) or time.monotonic() >= end:
+            return ray.util.get_node_ip_address(), seen
+        time.sleep(1)

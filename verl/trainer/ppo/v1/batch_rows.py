@@ -13,7 +13,6 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 
 from verl.trainer.ppo.credit.nodes import groups_of_equals
-from verl.trainer.ppo.v1.padding_rows import is_padding_row
 from verl.utils import transferqueue_utils
 from verl.utils.parts import Compares, compares
 from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, TREE_DATA
@@ -24,6 +23,11 @@ T = TypeVar("T")
 ORDER, PROBLEM = "explore_order", "explore_problem"
 # The only column without tensors that upstream's engines read.
 PICTURES = "multi_modal_inputs"
+
+
+def is_padding_row(tag: dict) -> bool:
+    """Return whether a row with this tag is a padding row."""
+    return bool(tag.get("is_padding", False))
 
 
 class RowPlace(NamedTuple):

@@ -39,13 +39,13 @@ from verl.trainer.ppo.v1.batch_rows import (
     PROBLEM,
     BatchRows,
     Group,
+    is_padding_row,
     place_of,
     rewards_column,
     zero_advantages,
 )
 from verl.trainer.ppo.v1.component import Component, components_of
-from verl.trainer.ppo.v1.group_placement import distinct_tokens, place_groups
-from verl.trainer.ppo.v1.padding_rows import clear_contexts, is_padding_row, spread_padding_rows
+from verl.trainer.ppo.v1.row_order import clear_contexts, distinct_tokens, place_groups, spread_padding_rows
 from verl.trainer.ppo.v1.trainer_state import load_state, save_state
 from verl.trainer.ppo.v1.tree_buffer import FilteredPrompts
 from verl.trainer.ppo.v1.tree_reports import (
