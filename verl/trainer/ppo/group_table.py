@@ -30,13 +30,8 @@ TRACKERS = ("wandb", "tensorboard", "mlflow")
 
 @keys_dataclass(frozen=True, config=STRICT)
 class GroupTableKeys:
-    """Keys under trainer.group_table.
-
-    Args:
-        prompts: number of prompts that are shown of a step; 0: none.
-        responses: number of responses that are shown of each prompt.
-        characters: number of characters that are shown of each text; the middle of a longer one is left out.
-    """
+    """Keys under trainer.group_table: the numbers of prompts that are shown of a step, of responses of each prompt, and
+    of characters of each text, whose middle is left out."""
 
     prompts: int = Field(default=4, ge=0)
     responses: int = Field(default=8, ge=1)

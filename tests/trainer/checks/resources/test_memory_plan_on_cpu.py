@@ -218,16 +218,7 @@ def test_a_temperature_that_decays_copies_the_logits():
     assert sizes[0] - sizes[1] == 2 * config.actor.ppo_max_token_len_per_gpu
 
 
-def test_a_limit_of_tokens_is_of_one_gpu():
-    """Let upstream build micro-batches of `sp_size` times the limit: two of two sequences, which two GPUs share."""
-    from verl.workers.engine.utils import prepare_micro_batches
-
-    from verl.utils import tensordict_utils as tu
-
-    rows = torch.nested.as_nested_tensor([torch.ones(8, dtype=torch.long)] * 4, layout=torch.jagged)
-    limits = {"use_dynamic_bsz": True, "max_token_len_per_gpu": 8, "sp_size": 2}
-    micro_batches, _ = prepare_micro_batches(tu.get_tensordict({"input_ids": rows}, limits))
-    assert [len(batch["input_ids"].values()) for batch in micro_batches] == [16, 16]
+def test_a_limit_of_tokens_is_of_one_gpu_of_a_sequence_parallel_group():
     parallel = (f"{ACTOR}.ulysses_sequence_parallel_size=2", f"{ACTOR}.ppo_max_token_len_per_gpu=9000")
     assert logits_bytes(config_with(*parallel), 1) == 9000 * (2 + 4)
 

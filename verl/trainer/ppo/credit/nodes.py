@@ -27,28 +27,19 @@ from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
 class Nodes:
     """The nodes of a batch's trees, one for each segment, sorted by prompt and within a prompt by segment id.
 
-    A row whose tokens have no segment (-1) has a node of its own for them.
-
-    Args:
-        of_token: (B, T) node of each token; -1 for padding, which has no node.
-        parent: (N,) node before each node; -1 if the node follows the prompt.
-        group: (N,) number of each node's prompt in `prompts`.
-        segment: (N,) segment id of each node; -1 for a row's own tokens.
-        first_token: (N,) position of each node's first token in a flattened (B, T).
-        row_group: (B,) number of each row's prompt.
-        prompts: (G,) prompt ids as in `index`, sorted.
-        pass_row, pass_node: (P,) pairs: row `pass_row[i]` goes through node `pass_node[i]`; each pair occurs once.
+    A row whose tokens have no segment (-1) has a node of its own for them. Row `pass_row[i]` goes through node
+    `pass_node[i]`; each of these P pairs occurs once.
     """
 
-    of_token: torch.Tensor
-    parent: torch.Tensor
-    group: torch.Tensor
-    segment: torch.Tensor
-    first_token: torch.Tensor
-    row_group: torch.Tensor
-    prompts: np.ndarray
-    pass_row: torch.Tensor
-    pass_node: torch.Tensor
+    of_token: torch.Tensor  # (B, T) node of each token; -1 for padding, which has no node
+    parent: torch.Tensor  # (N,) node before each node; -1 if the node follows the prompt
+    group: torch.Tensor  # (N,) number of each node's prompt in `prompts`
+    segment: torch.Tensor  # (N,) segment id of each node; -1 for a row's own tokens
+    first_token: torch.Tensor  # (N,) position of each node's first token in a flattened (B, T)
+    row_group: torch.Tensor  # (B,) number of each row's prompt
+    prompts: np.ndarray  # (G,) prompt ids as in `index`, sorted
+    pass_row: torch.Tensor  # (P,)
+    pass_node: torch.Tensor  # (P,)
 
     def __len__(self) -> int:
         return len(self.parent)
