@@ -166,7 +166,7 @@ def test_prompts_go_on_being_counted_after_a_resumption(queue, monkeypatch, tmp_
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_under_way_at_the_end_is_given_up(mode, monkeypatch):
+def test_unfinished_prompts_are_given_up_at_the_end(mode, monkeypatch):
     def fit(self, manager):
         self.agent_loop_manager = manager
 

@@ -19,7 +19,6 @@ from verl.workers.config.schedule import (
 
 def check_schedule(config: DictConfig) -> None:
     """Check that the run's parts and settings fit its schedule and each other."""
-    _check_timeouts(config)
     _check_entropies(config)
     _check_correction(config)
     schedule = schedule_of(config)
@@ -37,12 +36,6 @@ def check_transport(config: DictConfig, cuda_is_here: bool) -> None:
             f"{ENGINE}.backend=nccl with schedule=separate_async, and the package cupy is not installed, with which "
             "upstream sends weights: pip install cupy-cuda13x==14.0.1, or that of your CUDA; or choose another backend"
         )
-
-
-def _check_timeouts(config: DictConfig) -> None:
-    for key in ("trainer.progress_timeout", "actor_rollout_ref.rollout.group_timeout"):
-        if (seconds := OmegaConf.select(config, key)) is not None and seconds <= 0:
-            raise ValueError(f"{key}={seconds}: expected seconds above 0, or null for no limit")
 
 
 def _check_entropies(config: DictConfig) -> None:

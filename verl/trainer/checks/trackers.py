@@ -92,5 +92,3 @@ def check_trackers(config: DictConfig) -> None:
         if name in SERVICES and not joins_running_cluster(config):
             SERVICES[name].check(name)
     read_keys(GroupTableKeys, trainer.get("group_table"), "trainer.group_table")
-    if (pairs := trainer.get("diversity_pairs", 1)) < 1:
-        raise ValueError(f"trainer.diversity_pairs={pairs}: expected at least 1")

@@ -30,11 +30,12 @@ RANGES: dict[Any, str] = {
         actor.ulysses_sequence_parallel_size rollout.log_prob_max_token_len_per_gpu rollout.tensor_model_parallel_size
         rollout.log_prob_micro_batch_size_per_gpu rollout.data_parallel_size rollout.pipeline_model_parallel_size
         rollout.n rollout.max_num_seqs rollout.max_num_batched_tokens rollout.max_model_len rollout.agent.num_workers
-        rollout.val_kwargs.n""",
+        rollout.val_kwargs.n rollout.multi_turn.max_parallel_calls trainer.diversity_pairs""",
     Annotated[int, Ge(0)]: "data.seed rollout.seed",
     Annotated[int, Ge(-1)]: "rollout.top_k rollout.val_kwargs.top_k",
     Annotated[float, Gt(0)]: """
-        rollout.temperature actor.optim.lr actor.grad_clip actor.clip_ratio_c actor.optim.clip_grad critic.optim.lr""",
+        rollout.temperature actor.optim.lr actor.grad_clip actor.clip_ratio_c actor.optim.clip_grad critic.optim.lr
+        trainer.progress_timeout rollout.group_timeout""",
     Annotated[float, Ge(0)]: """
         actor.clip_ratio actor.clip_ratio_low actor.clip_ratio_high actor.kl_loss_coef algorithm.kl_ctrl.kl_coef
         actor.optim.weight_decay rollout.val_kwargs.temperature""",
@@ -47,6 +48,7 @@ RANGES: dict[Any, str] = {
     Literal[tuple(f"{kl}{end}" for kl in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for end in ("", "+"))]: (
         "algorithm.kl_penalty actor.kl_loss_type"
     ),
+    Literal["left", "middle", "right"]: "rollout.multi_turn.tool_response_truncate_side",
     Literal["token", "sequence"]: "algorithm.rollout_correction.rollout_is",
     Literal["constant", "cosine"]: "actor.optim.lr_scheduler_type",
     list[Literal["model", "optimizer", "extra", "hf_model"]]: "actor.checkpoint.save_contents",

@@ -164,10 +164,6 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
         from verl.workers.rollout.chat.calls import check_format  # imports upstream's agent loop
 
         check_format(self.multi_turn.format)
-        if (calls := self.multi_turn.max_parallel_calls) < 1:
-            raise ValueError(f"{ROLLOUT}.multi_turn.max_parallel_calls={calls}: expected at least 1")
-        if (side := self.multi_turn.tool_response_truncate_side) not in ("left", "middle", "right"):
-            raise ValueError(f"{ROLLOUT}.multi_turn.tool_response_truncate_side={side}: expected left, middle or right")
         if self.tools.describe_in_prompt:
             raise ValueError(
                 f"{ROLLOUT}.tools.describe_in_prompt=true: expected false with environment=chat, whose chat template "
