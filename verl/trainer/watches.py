@@ -84,11 +84,7 @@ class PlacementWait:
 
 class RunWatch(threading.Thread):
     """The driver's thread, the one place that ends a run: with exit code 3 for what Ray does not place, and after any
-    other fault `END_SECONDS` later with 4. If the driver ends by itself between two looks, it looks once more.
-
-    Args:
-        run_dir: folder for the driver's signs of life.
-    """
+    other fault `END_SECONDS` later with 4. If the driver ends by itself between two looks, it looks once more."""
 
     def __init__(self, run_dir: str | None = None, placement: PlacementWait | None = None):
         super().__init__(name="RunWatch", daemon=True)
@@ -148,10 +144,8 @@ def not_placed() -> str | None:
 def unplaced(groups: Mapping[str, dict], actors: Mapping[str, dict], job: str) -> str | None:
     """Return a text about the placement groups and actors of a job that have no place; None if all have one.
 
-    Args:
-        groups: Ray's placement groups, as `placement_group_table` returns them.
-        actors: the job's pending actors, as Ray's state lists them; an actor with an address is already placed.
-        job: the job's id as hex digits; the ids of its placement groups end with it.
+    `groups` are those of `placement_group_table`, whose ids end with that of their job, and `actors` the job's pending
+    ones in Ray's state; an actor with an address is already placed.
     """
     waiting = [group for name, group in sorted(groups.items()) if name.endswith(job) and group["state"] == "PENDING"]
     homeless = (actor for actor in actors.values() if not actor["Address"]["IPAddress"])
@@ -213,15 +207,11 @@ def lost_actors() -> list[str]:
 
 
 class ProgressWatch(threading.Thread):
-    """Thread that ends the run when neither the phase nor the state has changed for longer than the limit. The driver's
-    own loop blocks while it waits, so that it cannot look.
+    """Thread that ends the run when neither the phase nor the `state` (such as the numbers of finished prompts) has
+    changed for longer than `seconds`; single phases may have a longer limit.
 
-    Args:
-        seconds: limit in seconds, `trainer.progress_timeout`; single phases may have a longer one.
-        state: function that returns a value which changes with progress, such as the numbers of finished prompts.
-        describe: function that returns a text about what the current phase waits for.
-        report: function that sends the message to the driver, which then ends the run.
-        run_dir: folder for the TaskRunner's signs of life.
+    `describe` says what the current phase waits for, and `report` tells the driver, which ends the run. The driver's
+    own loop blocks while it waits, so that it cannot look.
     """
 
     def __init__(

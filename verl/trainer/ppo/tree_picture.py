@@ -21,11 +21,8 @@ INCHES, DOTS_PER_INCH = (8.0, 3.5), 100
 def tree_picture(tree: Mapping[str, Any]) -> np.ndarray:
     """Return the picture of a tree (height, width, 4) in RGBA, 8 bits each; its size does not depend on the tree.
 
-    A horizontal line is a segment, from its first to its last token; a tool's is dotted. Its color is the mean reward
-    of the trajectories through it, and gray if none has a reward.
-
-    Args:
-        tree: a line of the trees file (`verl.trainer.ppo.v1.tree_reports.tree_record`).
+    `tree` is a line of the trees file. A horizontal line is a segment, from its first to its last token; a tool's is
+    dotted. Its color is the mean reward of the trajectories through it, and gray if none has a reward.
     """
     segments = tree["segments"]
     parents = [segment["parent"] for segment in segments]

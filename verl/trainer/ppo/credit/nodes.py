@@ -90,13 +90,11 @@ class Nodes:
 
 
 def tree_nodes(segment_ids: torch.Tensor, index: np.ndarray, response_mask: torch.Tensor | None = None) -> Nodes:
-    """Return the nodes of a batch's segments.
+    """Return the nodes of a batch's segments (B, T): within a prompt (`index` (B,)) equal ids are the same segment, and
+    a token with -1 is its row's own.
 
-    Args:
-        segment_ids: (B, T) integers; within a prompt equal ids are the same segment. -1: the token is its row's own.
-        index: (B,) prompt ids.
-        response_mask: (B, T), not 0 at tokens that count. A run of -1 that begins after its row's last such token is
-            padding, which has no node. Without a mask, a run of -1 is padding unless its row starts with it.
+    A run of -1 that begins after its row's last token with a `response_mask` (B, T) is padding, which has no node.
+    Without a mask, a run of -1 is padding unless its row starts with it.
     """
     prompts, groups = np.unique(index, return_inverse=True)
     groups = torch.from_numpy(groups)

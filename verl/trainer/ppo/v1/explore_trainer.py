@@ -54,7 +54,7 @@ from verl.trainer.ppo.v1.tree_reports import (
     segment_advantages,
     shown_group,
     tree_metrics,
-    tree_of,
+    tree_of_group,
     tree_record,
     trees_file,
     write_records,
@@ -286,7 +286,7 @@ class ExploreMixin(WatchedRun):
         return batch
 
     def _tree_record(self, rows: BatchRows, group: Group, nodes: Nodes, advantages: list[float]) -> dict:
-        tree, made_by_rollout = tree_of(rows, group)
+        tree, made_by_rollout = tree_of_group(rows, group)
         if made_by_rollout:
             numbers = nodes.of_segments(group.uid, range(len(tree.segments)))
             for segment, node in zip(tree.segments, numbers, strict=True):

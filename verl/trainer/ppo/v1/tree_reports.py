@@ -63,7 +63,7 @@ def diversity_metrics(rows: BatchRows, groups: Sequence[Group], max_pairs: int =
     return {name: float(np.mean(numbers)) for name, numbers in values.items()}
 
 
-def tree_of(rows: BatchRows, group: Group) -> tuple[TrajectoryTree, bool]:
+def tree_of_group(rows: BatchRows, group: Group) -> tuple[TrajectoryTree, bool]:
     """Return a group's tree, and whether the rollout made it; if not, it is that of the responses' common prefixes."""
     extras = rows.column("extra_fields", group.rows)
     if text := next((extra[TREE] for extra in extras if extra.get(TREE)), None):
