@@ -184,25 +184,24 @@ def settled(model: Path, *overrides: str):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "expected"),
+    ("tree", "name", "mode", "expected"),
     [
-        (["tree=latr"], ("latr", "none")),
-        (["tree=latr", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.name=kt"], ("latr", "none")),
-        (["tree=latr", f"{ROLLOUT}.name=kt"], ("latr", "none")),
-        (
-            ["tree=over_generation", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.name=over_generation"],
-            ("over_generation", "none"),
-        ),
-        (["tree=hato", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.name=hato"], ("hato", "none")),
-        (["tree=arpo", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.mode=sync_with_tool"], ("arpo", "tools")),
-        (["tree=hato", f"{ROLLOUT}.name=hato", f"{ROLLOUT}.mode=sync_with_tool"], ("hato", "tools")),
-        (["tree=plain", f"{ROLLOUT}.mode=sync_with_tool"], ("plain", "tools")),
+        ("latr", None, None, ("latr", "none")),
+        (None, "kt", None, ("latr", "none")),
+        ("latr", "kt", None, ("latr", "none")),
+        (None, "over_generation", None, ("over_generation", "none")),
+        (None, "hato", None, ("hato", "none")),
+        (None, None, "sync_with_tool", ("arpo", "tools")),
+        ("hato", "hato", "sync_with_tool", ("hato", "tools")),
+        ("plain", None, "sync_with_tool", ("plain", "tools")),
     ],
 )
-def test_the_authors_names_become_parts_on_vllm(inputs, overrides, expected):
+def test_the_authors_names_become_parts_on_vllm(inputs, tree, name, mode, expected):
     """As upstream's actors and servers see the config."""
     tools = ["environment=tools", f"{ROLLOUT}.environment=null"] if expected[1] == "tools" else []
-    rollout = settled(inputs / "model", *tools, *overrides)
+    tools += [f"tree={expected[0]}", *([] if tree else [f"{ROLLOUT}.tree=null"])]
+    chosen = [f"{ROLLOUT}.{key}={value}" for key, value in (("name", name), ("mode", mode)) if value]
+    rollout = settled(inputs / "model", *tools, *chosen)
     assert (rollout.tree, rollout.environment) == expected
     assert (rollout.name, rollout.mode) == ("vllm", "async")
 

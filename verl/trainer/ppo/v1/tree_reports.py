@@ -100,7 +100,8 @@ def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float |
             own = [(token, next(texts)) for token in tree.segments[i].token_ids]
             others = [[at, text] for at, (token, text) in enumerate(own) if vocabulary.setdefault(token, text) != text]
             records[i] |= {"texts": others} if others else {}
-    for token in _suppressed_tokens(tree) - vocabulary.keys():
+    notes = [note for segment in tree.segments for note in segment.info.notes.get("suppressed", [])]
+    for token in {note["token"] for note in notes} - vocabulary.keys():
         vocabulary[token] = piece_texts(tokenizer.decode, [tree.prompt_ids, [token]])[1]
     return {
         "step": step,
@@ -113,10 +114,6 @@ def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float |
         "update": update,
         "vocabulary": {str(token): vocabulary[token] for token in sorted(vocabulary)},
     }
-
-
-def _suppressed_tokens(tree: TrajectoryTree) -> set[int]:
-    return {candidate["token"] for segment in tree.segments for candidate in segment.info.notes.get("suppressed", [])}
 
 
 def shown_group(
