@@ -60,7 +60,7 @@ RANGES: dict[Any, str] = {
 NOT_NULL = """
     trainer.total_epochs trainer.nnodes trainer.n_gpus_per_node trainer.save_freq trainer.test_freq data.val_max_samples
     trainer.critic_warmup data.train_batch_size data.max_prompt_length data.max_response_length data.train_max_samples
-    data.dataloader_num_workers"""
+    data.dataloader_num_workers actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"""
 # root keys that verl 0.9.1 moves to `reward` in its trainer fully_async only -> where they stand
 LEGACY = {
     "custom_reward_function": "reward.custom_reward_function",

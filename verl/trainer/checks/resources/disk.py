@@ -141,6 +141,6 @@ def _node_and_view(token: Path, seconds: float, worker) -> tuple[str, bool]:
     while True:
         with suppress(OSError):
             list(token.parent.iterdir())  # without this, a network file system may answer from its cache
-        if (seen := token.exists()) or time.monotonic() >= end:
+        if (seen := os.path.exists(token)) or time.monotonic() >= end:
             return ray.util.get_node_ip_address(), seen
         time.sleep(1)
