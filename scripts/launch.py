@@ -168,7 +168,7 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
 def wait(run: subprocess.Popen, progress: Progress, log) -> int:
     """Wait for the end of the run, and show its progress. Return its exit code, 4 if one of its processes is frozen.
 
-    A process is frozen if it has touched its file `.alive-NAME-PID-SECONDS` (verl/trainer/progress_watch.py), and then
+    A process is frozen if it has touched its file `.alive-NAME-PID-SECONDS` (verl/trainer/watches.py), and then
     not again for that many seconds, counted in looks: a launcher that was stopped itself makes none.
     """
     alive: dict[Path, tuple[int, int]] = {}  # file -> time of the last sign, number of looks since

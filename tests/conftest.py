@@ -18,7 +18,7 @@ gc.disable()
 yaml.SafeLoader = yaml.CSafeLoader
 
 # these wait for minutes in all: begun last, they would wait when nothing else is left to do
-FIRST = ("test_python_tool_on_cpu.py", "test_death_watch_on_cpu.py", "test_gpu_kernels_on_cpu.py")
+FIRST = ("test_python_tool_on_cpu.py", "test_watches_on_cpu.py", "test_gpu_kernels_on_cpu.py")
 
 
 @pytest.fixture(autouse=True)

@@ -39,7 +39,7 @@ from verl.trainer.ppo.v1.component import components_of
 from verl.trainer.ppo.v1.explore_trainer import compute_fields
 from verl.utils.parts import computed_fields, parts
 from verl.utils.token_fields import FIELDS, REFERENCE_LOG_PROB
-from verl.workers.config.prefix_tree_models import MODEL_TYPES
+from verl.workers.config.prefix_tree import MODEL_TYPES
 from verl.workers.engine.prefix_tree.attention import NAME, GatherNodes
 from verl.workers.engine.prefix_tree.log_probs import _ChosenLogProbs, tree_log_probs
 from verl.workers.rollout.engines.local_transformers import TransformersEngine

@@ -60,10 +60,8 @@ def _kind(value: Any) -> str:
 
 
 def checked(function: Callable) -> Callable:
-    """Return a function that calls the reward function and checks the reward: its result, or the result's key `score`.
-
-    A coroutine function stays one. The returned function raises ValueError if the reward is not a finite number.
-    """
+    """Return the reward function, or coroutine function, with a check that the reward is a finite number: its result,
+    or the result's key `score`."""
 
     def check(result: Any, data_source: Any) -> Any:
         score = result.get("score") if isinstance(result, dict) else result

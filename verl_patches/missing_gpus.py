@@ -8,5 +8,5 @@ from types import ModuleType
 
 
 def leave_missing_gpus_to_the_watch(base: ModuleType) -> None:
-    """Remove the check in `verl.single_controller.ray.base`; `verl.trainer.cluster_watch` limits the wait for GPUs."""
+    """Remove the check in `verl.single_controller.ray.base`; `verl.trainer.watches` limits the wait for GPUs."""
     base.ResourcePoolManager._check_resource_available = lambda self: None

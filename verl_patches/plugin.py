@@ -104,11 +104,7 @@ def activate_cpu() -> None:
 
 @cache
 def register() -> None:
-    """Hook the overlay into this process; calling it again does nothing.
-
-    Raises:
-        OverlayError: any failure; the original error is its cause.
-    """
+    """Hook the overlay into this process; calling it again does nothing. Any failure is an OverlayError."""
     try:
         if not (OVERLAY_DIR / "__init__.py").exists():  # a wheel installs the files into upstream's own folder
             sys.meta_path.append(OverlayFinder)

@@ -17,8 +17,8 @@ from verl.workers.config.prefix_tree import (
     STRATEGIES,
     TRAINED_TOKEN_SHARE,
     UNIQUE_TOKEN_SHARE,
+    check_model_config,
 )
-from verl.workers.config.prefix_tree_models import check_model_config
 from verl.workers.config.token_bytes import TokenBytes
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.prefix_tree.attention import NAME

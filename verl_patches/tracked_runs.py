@@ -28,8 +28,8 @@ def keep_runs_whole(tracking: ModuleType) -> None:
 
 
 def in_one_run(init: Callable) -> Callable:
-    """Return the constructor of `Tracking` that goes on in the runs of an earlier attempt, and keeps their ids; a
-    variable that the user has set, such as WANDB_RUN_ID, takes precedence."""
+    """Return the constructor of `Tracking` that goes on in the runs of an earlier attempt, and keeps their ids. What
+    the user has set, such as WANDB_RUN_ID, takes precedence."""
 
     @functools.wraps(init)
     def call(self, project_name, experiment_name, default_backend="console", config=None):

@@ -25,27 +25,18 @@ _calls: dict[str, ray.ObjectRef] = {}
 
 
 class AnswerSocket:
-    """A zmq REQ socket that raises if the engine does not take or answer a message; all else is the socket's own.
-
-    Args:
-        socket: bound socket of a `BucketedWeightSender`.
-        address: address of the sender, under which `remember_calls` has stored the engine's call.
-
-    Both methods raise
-        RuntimeError: the engine's call has ended; its exception, if it has one, is the cause.
-        TimeoutError: the engine did nothing for `ANSWER_SECONDS`.
-    """
+    """The bound socket of a `BucketedWeightSender`, which raises if the engine's call, which `remember_calls` has
+    stored under the sender's address, has ended, or if the engine does not take or answer a message for
+    `ANSWER_SECONDS`."""
 
     def __init__(self, socket, address: str):
         self._socket, self._call = socket, _calls.get(address)
 
     def send_pyobj(self, message: Any) -> None:
-        """Send a message as soon as the engine has connected."""
         self._wait_for(zmq.POLLOUT)
         self._socket.send_pyobj(message)
 
     def recv(self) -> bytes:
-        """Return the engine's answer."""
         self._wait_for(zmq.POLLIN)
         return self._socket.recv()
 

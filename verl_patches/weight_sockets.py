@@ -7,10 +7,7 @@ SUFFIX = ".sock"
 
 
 def run_address(zmq_handle: str) -> str:
-    """Return the socket's address with the process id of this node's raylet, which differs between runs.
-
-    Without RAY_RAYLET_PID in the environment, the address stays as it is.
-    """
+    """Return the socket's address with the process id of this node's raylet, if the environment has it."""
     raylet = os.environ.get("RAY_RAYLET_PID")
     return f"{zmq_handle.removesuffix(SUFFIX)}-raylet-{raylet}{SUFFIX}" if raylet else zmq_handle
 

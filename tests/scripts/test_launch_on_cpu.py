@@ -222,9 +222,9 @@ def test_a_run_without_launcher_is_refused_in_a_folder_that_another_one_uses(tmp
 
 FROZEN = """
 import os, re, signal, sys, time
-from verl.trainer import progress_watch
-progress_watch.SILENT_SECONDS = 2.0, 2.0
-watch = progress_watch.ProgressWatch(100, lambda: 0, str, print, sys.argv[1])
+from verl.trainer import watches
+watches.SILENT_SECONDS = 2.0, 2.0
+watch = watches.ProgressWatch(100, lambda: 0, str, print, sys.argv[1])
 watch.start()
 time.sleep(4)
 {freeze}

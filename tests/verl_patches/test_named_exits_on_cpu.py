@@ -53,7 +53,7 @@ def test_a_workers_exit_is_reported_with_its_name(monkeypatch, error):
 @pytest.mark.parametrize(
     ("place", "error"), [("_handle_request", asyncio.CancelledError()), ("_handle_put", SystemExit(0))]
 )
-def test_what_ends_a_thread_of_the_queue_is_reported(place, error):
+def test_the_end_of_a_thread_of_the_queue_is_reported(place, error):
     """The real actors; a request that raises this ends their thread, and nobody would answer any more."""
     module = transfer_queue.controller if place == "_handle_request" else transfer_queue.storage.simple_storage
     name = "TransferQueueController" if place == "_handle_request" else "SimpleStorageUnit"

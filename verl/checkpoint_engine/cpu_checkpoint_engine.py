@@ -52,15 +52,8 @@ class CPUCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[str]
     ) -> tuple[dict[str, list], dict[str, list]]:
-        """Return the topology: the trainer's rank 0 sends to every rollout worker, and the other ranks to none.
-
-        Args:
-            metadata: results of `prepare`: those of the trainer's ranks, then those of the rollout workers.
-
-        Returns:
-            `init_process_group`'s arguments for the trainer's ranks, and those for the rollout workers: a list with an
-            entry for each process, here {"send_to": [[addresses], [], …]} and {"send_to": [[], …]}.
-        """
+        """Return `init_process_group`'s arguments for the trainer's ranks, and those for the rollout workers: the
+        trainer's rank 0 sends to every rollout worker. `metadata` are the results of `prepare` in the same order."""
         receivers = metadata[actor_wg_world_size:]
         to = [receivers, *[[]] * (actor_wg_world_size - 1)]
         return {"send_to": to}, {"send_to": [[]] * rollout_world_size}

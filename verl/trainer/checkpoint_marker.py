@@ -50,12 +50,14 @@ class MarkComplete(CheckpointCallback):
             workers = config.trainer.nnodes * config.trainer.n_gpus_per_node
             check_shards(Path(checkpoint_dir) / "actor", workers, kinds_of_shards(config.actor_rollout_ref.actor))
             check_shards(Path(checkpoint_dir) / "critic", workers)
-            with replacing(Path(checkpoint_dir) / CONFIG_FILE) as unfinished:
-                OmegaConf.save(config, unfinished, resolve=True)
-            with replacing(Path(checkpoint_dir) / VERSIONS_FILE) as unfinished:
-                unfinished.write_text(json.dumps(installed_versions(), indent=1))
-            with replacing(Path(checkpoint_dir) / MARKER) as unfinished:
-                unfinished.write_text(f"{global_step}\n")
+            texts = {
+                CONFIG_FILE: OmegaConf.to_yaml(config, resolve=True),
+                VERSIONS_FILE: json.dumps(installed_versions(), indent=1),
+                MARKER: f"{global_step}\n",
+            }
+            for name, text in texts.items():
+                with replacing(Path(checkpoint_dir) / name) as unfinished:
+                    unfinished.write_text(text)
 
 
 def saved_config(folder: Path) -> DictConfig | None:
@@ -87,9 +89,8 @@ def check_shards(folder: Path, workers: int, kinds: Collection[str] = ()) -> Non
     """Wait until the shards of all ranks are in a role's folder, such as `actor`; raise RunError if any are missing
     after `SHARDS_SECONDS`.
 
-    Args:
-        workers: number of ranks. Shards for another number belong to an earlier run, which was killed.
-        kinds: kinds of shards that every rank must write, in addition to the kinds that any rank has written.
+    Each of the `workers` must write these kinds and those that any has written. Shards for another number of workers
+    belong to an earlier run, which was killed.
     """
     end = time.monotonic() + SHARDS_SECONDS
     while missing := missing_shards(folder, workers, kinds):

@@ -52,11 +52,7 @@ ADVICE = {
 
 
 def kinds_of_processes(roots: Mapping[int, str]) -> dict[psutil.Process, str]:
-    """Return the kind of each root and of all its descendants.
-
-    Args:
-        roots: process id -> kind of a root whose own command line does not tell its kind.
-    """
+    """Return the kind of all descendants of `roots`: process id -> kind, if the root's command line tells none."""
     children: dict[int, list[psutil.Process]] = defaultdict(list)
     by_id = {}
     for process in psutil.process_iter(["ppid", "cmdline", "memory_info"]):
@@ -140,11 +136,12 @@ class HostMemoryWatch:
         if share > self.threshold - WARN_DISTANCE and not self.warned:
             self.warned = True
             sizes = self.measure()
-            largest = max(sizes, key=lambda kind: sizes[kind], default="other")
+            kinds = sorted(sizes, key=lambda kind: -sizes[kind])
+            shown = ", ".join(f"{kind} {sizes[kind]:.1f}" for kind in kinds)
             print(
                 f"warning: {share:.0%} of the {total / 1e9:.1f} GB of memory of this node ({os.uname().nodename}) are "
                 f"in use, and Ray kills processes of the run at {self.threshold:.0%} (RAY_memory_usage_threshold). GB "
-                f"by kind of process: {describe(sizes)}. Lower {ADVICE[largest]}",
+                f"by kind of process: {shown}. Lower {ADVICE[kinds[0] if kinds else 'other']}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -158,8 +155,3 @@ class HostMemoryWatch:
     def metrics(self) -> dict[str, float]:
         """Return the peaks since the run's start as metrics of a step."""
         return {f"{METRIC}{kind}": peak for kind, peak in self.peaks.items()} | {USED_SHARE: self.used_share}
-
-
-def describe(sizes: Mapping[str, float]) -> str:
-    """Return the kinds with their GB, the largest first, as in `vllm 1.2, trainer 0.4`."""
-    return ", ".join(f"{kind} {size:.1f}" for kind, size in sorted(sizes.items(), key=lambda item: -item[1]))

@@ -13,7 +13,7 @@ class RunError(RuntimeError):
 
 
 def report_fault(text: str) -> None:
-    """Report a fault to the driver; `verl.trainer.death_watch` prints the text after `error: ` and ends the run."""
+    """Report a fault to the driver; `verl.trainer.watches` prints the text after `error: ` and ends the run."""
     if not ray.is_initialized():  # Without Ray no other process waits.
         return
     internal_kv._internal_kv_put(f"{ray.get_runtime_context().get_job_id()}:{text}", b"", namespace=REPORTS)

@@ -157,9 +157,7 @@ def test_relative_paths_mean_what_they_mean_to_the_user(inputs, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["auto", "resume_path"])
 @pytest.mark.parametrize(("schedule", "told"), [("sync", True), ("colocate_async", False)])
-def test_what_a_synchronous_run_leaves_out_of_an_asynchronous_checkpoint_is_told(
-    tmp_path, capsys, schedule, told, mode
-):
+def test_prompts_that_a_synchronous_run_leaves_out_of_a_checkpoint_are_named(tmp_path, capsys, schedule, told, mode):
     (tmp_path / "global_step_4/transfer_queue").mkdir(parents=True)
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("4")
     resume = [f"trainer.resume_mode={mode}", f"trainer.resume_from_path={tmp_path}/global_step_4"]
@@ -186,25 +184,24 @@ def settled(model: Path, *overrides: str):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "expected"),
+    ("tree", "name", "mode", "expected"),
     [
-        (["tree=latr"], ("latr", "none")),
-        (["tree=latr", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.name=kt"], ("latr", "none")),
-        (["tree=latr", f"{ROLLOUT}.name=kt"], ("latr", "none")),
-        (
-            ["tree=over_generation", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.name=over_generation"],
-            ("over_generation", "none"),
-        ),
-        (["tree=hato", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.name=hato"], ("hato", "none")),
-        (["tree=arpo", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.mode=sync_with_tool"], ("arpo", "tools")),
-        (["tree=hato", f"{ROLLOUT}.name=hato", f"{ROLLOUT}.mode=sync_with_tool"], ("hato", "tools")),
-        (["tree=plain", f"{ROLLOUT}.mode=sync_with_tool"], ("plain", "tools")),
+        ("latr", None, None, ("latr", "none")),
+        (None, "kt", None, ("latr", "none")),
+        ("latr", "kt", None, ("latr", "none")),
+        (None, "over_generation", None, ("over_generation", "none")),
+        (None, "hato", None, ("hato", "none")),
+        (None, None, "sync_with_tool", ("arpo", "tools")),
+        ("hato", "hato", "sync_with_tool", ("hato", "tools")),
+        ("plain", None, "sync_with_tool", ("plain", "tools")),
     ],
 )
-def test_the_authors_names_become_parts_on_vllm(inputs, overrides, expected):
+def test_the_authors_names_become_parts_on_vllm(inputs, tree, name, mode, expected):
     """As upstream's actors and servers see the config."""
     tools = ["environment=tools", f"{ROLLOUT}.environment=null"] if expected[1] == "tools" else []
-    rollout = settled(inputs / "model", *tools, *overrides)
+    tools += [f"tree={expected[0]}", *([] if tree else [f"{ROLLOUT}.tree=null"])]
+    chosen = [f"{ROLLOUT}.{key}={value}" for key, value in (("name", name), ("mode", mode)) if value]
+    rollout = settled(inputs / "model", *tools, *chosen)
     assert (rollout.tree, rollout.environment) == expected
     assert (rollout.name, rollout.mode) == ("vllm", "async")
 

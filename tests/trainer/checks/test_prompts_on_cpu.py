@@ -110,27 +110,19 @@ def test_a_template_in_the_models_processor_is_not_missed(config):
     check_prompts(config)
 
 
-def test_tools_are_described_without_being_made(config, tmp_path):
-    """Their classes may start Ray, which must not run yet."""
+def test_lengths_count_the_descriptions_of_upstreams_tools(config, tmp_path):
+    """A template with tools writes each of them, here three tokens. Their classes, which may start Ray, are not
+    made."""
     with_template(config, "{{ messages[0]['content'] }}{% for tool in tools or [] %}111{% endfor %}")
+    (tmp_path / "tools.py").write_text(TOOL)
     schema = {"type": "function", "function": {"name": "add", "parameters": {}}}
     tools = [{"class_name": "no.such.Class", "config": {}, "tool_schema": each} for each in (schema, None)]
     OmegaConf.save({"tools": tools}, tmp_path / "tools.yaml")
     config.data.max_prompt_length = 5
-    config.data.tool_config_path = str(tmp_path / "tools.yaml")
-    with pytest.raises(ValueError, match=r"data.train_files: 0 of 64 prompts"):
-        check_prompts(config)
-
-
-def test_lengths_count_the_descriptions_of_upstreams_tools(config, tmp_path):
-    """A template with tools writes each of them, here three tokens."""
-    with_template(config, "{{ messages[0]['content'] }}{% for tool in tools or [] %}111{% endfor %}")
-    (tmp_path / "tools.py").write_text(TOOL)
-    config.data.max_prompt_length = 5
     check_prompts(config)  # 24 rows
-    config.data.function_tool_path = str(tmp_path / "tools.py")
-    with pytest.raises(ValueError, match=r"data.train_files: 0 of 64 prompts"):
-        check_prompts(config)
+    for key, file in (("function_tool_path", "tools.py"), ("tool_config_path", "tools.yaml")):
+        with pytest.raises(ValueError, match=r"data.train_files: 0 of 64 prompts"):
+            check_prompts(OmegaConf.merge(config, {"data": {key: str(tmp_path / file)}}))
 
 
 @pytest.fixture

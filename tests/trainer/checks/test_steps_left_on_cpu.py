@@ -25,7 +25,7 @@ def test_a_run_that_ends_before_its_checkpoint_is_refused(capsys):
         check_steps_left(6, 5, "runs/a")
 
 
-def test_it_is_refused_before_anything_starts(tmp_path):
+def test_a_resumed_step_beyond_the_last_is_refused_before_anything_starts(tmp_path):
     trainer = {"default_local_dir": str(tmp_path), "total_training_steps": 5, "resume_mode": "auto"}
     config = OmegaConf.create({"trainer": trainer})
     for step in (5, 6):

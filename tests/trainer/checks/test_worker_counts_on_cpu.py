@@ -1,6 +1,5 @@
 """Agent-loop and reward workers grow with the nodes, unless the user says how many."""
 
-import inspect
 from pathlib import Path
 
 import pytest
@@ -37,20 +36,3 @@ def counts(*overrides: str) -> tuple[int, int]:
 )
 def test_eight_a_node_where_the_number_is_open(overrides, workers):
     assert counts(*overrides) == workers
-
-
-def test_an_open_number_passes_upstreams_typed_config():
-    with initialize_config_dir(str(UPSTREAM), version_base=None):
-        config = compose("ppo_trainer", [NAME, *OPEN])
-    assert omega_conf_to_dataclass(config.actor_rollout_ref.rollout).agent.num_workers is None
-
-
-def test_upstream_places_both_kinds_of_workers_round_robin_on_the_nodes():
-    from verl.experimental.agent_loop.agent_loop import AgentLoopManager
-    from verl.experimental.reward_loop.reward_loop import RewardLoopManager
-
-    placements = (AgentLoopManager._init_agent_loop_workers, RewardLoopManager._init_reward_loop_workers)
-    for source, key in zip(
-        map(inspect.getsource, placements), ("agent.num_workers", "reward.num_workers"), strict=True
-    ):
-        assert key in source and "node_ids[i % len(node_ids)]" in source

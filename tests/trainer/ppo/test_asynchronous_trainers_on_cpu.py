@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
@@ -167,7 +166,7 @@ def test_prompts_go_on_being_counted_after_a_resumption(queue, monkeypatch, tmp_
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_under_way_at_the_end_is_given_up(mode, monkeypatch):
+def test_unfinished_prompts_are_given_up_at_the_end(mode, monkeypatch):
     def fit(self, manager):
         self.agent_loop_manager = manager
 
@@ -257,14 +256,3 @@ def test_rollouts_that_fail_one_after_another_end_the_run(queue):
     submit(2)
     with pytest.raises(RuntimeError, match="6 rollouts failed for a batch of 4; the log tells each one's error"):
         buffer.sample(5, "train", 4)
-
-
-def test_unequal_advantages_of_two_steps_do_not_mix(queue):
-    """Rows of prompts of two steps in a batch: groups are compared within themselves."""
-    made = trainer_of(**{"algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": False})
-    for i, step in enumerate([3, 5]):
-        for session in range(2):
-            queue.add(f"g{i}_{session}_0", float(session + i), [1], i, {"global_steps": step}, segment_ids=[session])
-    made._compute_advantage(queue.batch(), {})
-    assert queue.column("advantages") == {"g0_0_0": [-0.5], "g0_1_0": [0.5], "g1_0_0": [-0.5], "g1_1_0": [0.5]}
-    assert torch.tensor(queue.rows["g0_0_0"]["advantages"]).numel() == 1

@@ -102,42 +102,38 @@ def test_the_batch_is_the_first_useful_prompts_whatever_is_faster(monkeypatch, d
     assert {key.split("_")[0] for key in batch.keys} == {"u8", "u9", "u10", "u11"}, "no prompt is skipped"
 
 
-def test_a_single_trajectory_says_nothing(monkeypatch):
-    queue = Queue(answers("vsvsvvv"), [0])
-    buffer, dropped = buffer_of(monkeypatch, queue, max_num_gen_batches=0)
+def sampled(monkeypatch, pattern: str, delays=(0,), bound: int = 0) -> tuple[set[str], dict, list[str]]:
+    """The prompts of a batch of 4, its metrics, and the keys of the dropped rows."""
+    queue = Queue(answers(pattern), list(delays))
+    buffer, dropped = buffer_of(monkeypatch, queue, bound)
     queue.submit(4)
     batch, metrics = buffer.sample(1, "train", 4)
-    assert {key.split("_")[0] for key in batch.keys} == {"u0", "u2", "u4", "u5"}
-    assert [key for key, _ in dropped] == ["u1_0_0", "u3_0_0"]
+    return {key.split("_")[0] for key in batch.keys}, metrics, [key for key, _ in dropped]
+
+
+def test_a_single_trajectory_says_nothing(monkeypatch):
+    prompts, metrics, dropped = sampled(monkeypatch, "vsvsvvv")
+    assert prompts == {"u0", "u2", "u4", "u5"} and dropped == ["u1_0_0", "u3_0_0"]
     assert metrics["training/filter_groups/evicted_samples"] == 2
 
 
 def test_the_bound_ends_with_advice(monkeypatch):
-    queue = Queue(answers("vwww" + "w" * 20), [0])
-    buffer, _ = buffer_of(monkeypatch, queue, max_num_gen_batches=2)
-    queue.submit(4)
     with pytest.raises(RuntimeError, match="of 8 prompts only 1 gave .*max_num_gen_batches=2 allows no more"):
-        buffer.sample(1, "train", 4)
-    assert queue.submitted == 8
+        sampled(monkeypatch, "vwww" + "w" * 20, bound=2)
+    prompts, metrics, _ = sampled(monkeypatch, "vvvwwwwv", [1], bound=2)
+    assert len(prompts) == 4 and metrics["training/filter_groups/gen_batches"] == 2, "exactly at the bound is fine"
 
 
-@pytest.mark.parametrize("answer", ["w", "r"])
-def test_without_a_bound_a_step_ends_if_nothing_is_useful(monkeypatch, answer):
+@pytest.mark.parametrize(("answer", "value"), [("w", 0.0), ("r", 1.0)])
+def test_without_a_bound_a_step_ends_if_nothing_is_useful(monkeypatch, answer, value):
     """Such as with problems that ask for one format, and a reward that reads another."""
-    queue = Queue(answers(answer * 1000), [0, 1])
-    buffer, _ = buffer_of(monkeypatch, queue, max_num_gen_batches=0)
-    queue.submit(4)
-    value = {"w": 0.0, "r": 1.0}[answer]
     with pytest.raises(RuntimeError, match=f"of 80 prompts only 0 gave .*by its value: {{{value}: 80}}.* the format"):
-        buffer.sample(1, "train", 4)
+        sampled(monkeypatch, answer * 1000, [0, 1])
 
 
 def test_a_rare_useful_group_does_not_end_the_step(monkeypatch):
-    queue = Queue(answers(("w" * 60 + "v") * 4 + "w" * 80), [0, 1])
-    buffer, _ = buffer_of(monkeypatch, queue, max_num_gen_batches=0)
-    queue.submit(4)
-    batch, _ = buffer.sample(1, "train", 4)
-    assert {key.split("_")[0] for key in batch.keys} == {"u60", "u121", "u182", "u243"}
+    prompts, _, _ = sampled(monkeypatch, ("w" * 60 + "v") * 4 + "w" * 80, [0, 1])
+    assert prompts == {"u60", "u121", "u182", "u243"}
 
 
 def test_a_metric_that_is_no_number_is_named(monkeypatch):
@@ -146,14 +142,6 @@ def test_a_metric_that_is_no_number_is_named(monkeypatch):
     queue.submit(2)
     with pytest.raises(RuntimeError, match="the reward's acc must be a number: .*'yes'"):
         buffer.sample(1, "train", 4)
-
-
-def test_exactly_at_the_bound_is_fine(monkeypatch):
-    queue = Queue(answers("vvvwwwwv"), [1])
-    buffer, _ = buffer_of(monkeypatch, queue, max_num_gen_batches=2)
-    queue.submit(4)
-    batch, metrics = buffer.sample(1, "train", 4)
-    assert len(batch.keys) == 4 * N and metrics["training/filter_groups/gen_batches"] == 2
 
 
 def test_a_step_in_which_every_group_failed_says_so(monkeypatch):

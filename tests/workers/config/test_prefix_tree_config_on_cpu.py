@@ -49,7 +49,7 @@ def test_the_actors_switch_is_the_reference_policys_too_unless_that_has_its_own(
     assert engines(run_config(*overrides)) == expected
 
 
-def test_what_it_does_not_go_with_is_named():
+def test_a_key_that_forbids_a_prefix_tree_is_named():
     config = run_config(ACTOR, "actor_rollout_ref.actor.shuffle=true")
     with pytest.raises(Exception) as error:
         omega_conf_to_dataclass(config.actor_rollout_ref.actor)

@@ -3,6 +3,7 @@
 The last test here asks vLLM's own property, without an engine.
 """
 
+import asyncio
 import json
 from types import SimpleNamespace
 
@@ -18,12 +19,16 @@ from verl.workers.config import sampler_choice
 from verl.workers.config.sampler_choice import (
     ENGINE,
     PROCESSORS,
+    SEEDS,
     bound_scores,
     choose_sampler,
+    choose_seeds,
     describe_sampler,
     listed_architectures,
     takes_v2_runner,
 )
+from verl.workers.rollout.engines.interface import GenerationRequest
+from verl.workers.rollout.engines.vllm_server import LLMClientEngine
 from vllm_patches import cpu_version_name
 from vllm_patches.tempered_requests import PROCESSOR
 
@@ -192,3 +197,44 @@ def test_the_choice_is_that_of_the_installed_vllm(options, monkeypatch):
         OmegaConf.update(config, f"{ENGINE}.{key}", value, force_add=True)
     typed = {key: module.CompilationMode(1) if key.startswith("compilation") else of for key, of in options.items()}
     assert takes_v2_runner(config, LLAMA) == module.VllmConfig.use_v2_model_runner.fget(Engine(typed))
+
+
+# ---- seeds: where they make runs reproducible, or cost nothing ----
+
+
+def seeds(monkeypatch, recipe, *overrides, v2=False):
+    monkeypatch.setattr(sampler_choice, "takes_v2_runner", lambda config, model: v2)
+    config = composed(recipe, *overrides)
+    choose_sampler(config, QWEN)
+    choose_seeds(config, QWEN)
+    assert describe_sampler(config).endswith(
+        "a seed for each request" if OmegaConf.select(config, SEEDS) else "no seeds"
+    )
+    return OmegaConf.select(config, SEEDS)
+
+
+@pytest.mark.parametrize("recipe", ["grpo_trainer", "explore"])
+def test_where_requests_carry_seeds(monkeypatch, recipe):
+    assert seeds(monkeypatch, recipe, "hardware=cpu")
+    assert not seeds(monkeypatch, recipe, "hardware=gpu")
+    assert seeds(monkeypatch, recipe, "hardware=gpu", v2=True)
+    tempered = ["explore", "hardware=gpu", "sampler=tempered"]
+    assert seeds(monkeypatch, *tempered, v2=True) and not seeds(monkeypatch, *tempered), (
+        "a processor keeps the V1 runner"
+    )
+    assert seeds(monkeypatch, recipe, "hardware=gpu", f"+{SEEDS}=true")
+    assert seeds(monkeypatch, recipe, "hardware=gpu", "actor_rollout_ref.rollout.full_determinism=true")
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_the_engine_sends_them_or_not(sent):
+    asked = []
+
+    async def generate(group, prompt_ids, params):
+        asked.append(params)
+        return SimpleNamespace(token_ids=[1, 2], log_probs=[-1.0, -1.0], stop_reason="completed", extra_fields={})
+
+    engine = LLMClientEngine(SimpleNamespace(), seeds=sent)
+    engine.servers = SimpleNamespace(generate=generate, release=lambda group: None)
+    asyncio.run(engine.generate(GenerationRequest([5], max_tokens=2, stop_token_ids=[9], seed=7)))
+    assert [params.get("seed") for params in asked] == ([7] if sent else [None])

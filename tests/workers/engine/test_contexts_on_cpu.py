@@ -41,7 +41,7 @@ def test_as_token_by_token(results, name):
         assert of_rank[name]["without_contexts"] > 1e-2, "contexts change the gradient"
 
 
-def test_what_sequences_begin_with_alike_is_computed_once(results):
+def test_shared_beginnings_of_sequences_are_computed_once(results):
     for of_rank in results:
         assert set(of_rank["vanilla"]["tree"]["lm_head_tokens"]) == {of_rank["distinct"]}
         assert len(of_rank["micro_batches"]["tree"]["lm_head_tokens"]) > 2

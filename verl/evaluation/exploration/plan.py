@@ -17,8 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
 from verl.evaluation.questions.prompts import prompt_ids_of
-from verl.trainer.checks.model.cpu_attention import check_cpu_attention
-from verl.trainer.checks.model.settings import check_context, model_json
+from verl.trainer.checks.model.settings import check_context, check_cpu_attention, model_json
 from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.checks.preflight import check_model_path
 from verl.trainer.checks.rows import check_data_files, check_reward_rows
@@ -85,8 +84,9 @@ def plan_of(config: DictConfig) -> Plan:
     config.n = rollout.n  # A user's override may have set rollout.n.
     _scale_trees(config)
     check_model_path("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
-    check_context(config, model_json(config.actor_rollout_ref.model.path))
-    check_cpu_attention(config)
+    model = model_json(config.actor_rollout_ref.model.path)
+    check_context(config, model)
+    check_cpu_attention(config, model)
     policies = dict(_policies(config))
     check_data_files("data.val_files", config.data.val_files, config.data.prompt_key)
     check_reward_rows(config)

@@ -5,7 +5,6 @@ It runs in the driver, after the config has been composed and before upstream's 
 
 import os
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable
@@ -20,15 +19,13 @@ from verl.trainer.checks.resources.cluster import (
     carry_environment,
     check_own_machine,
     check_ray_resources,
-    joins_running_cluster,
-    needed_ray_cpus,
+    placement_wait,
 )
 from verl.trainer.checks.run_dir import lock_run_dir, prepare_run_dir
 from verl.trainer.checks.run_plan import describe_plan
 from verl.trainer.checks.settle import settle
 from verl.trainer.checks.values import check_root_keys
-from verl.trainer.cluster_watch import watch_pending_actors
-from verl.trainer.death_watch import DeathWatch
+from verl.trainer.watches import RunWatch
 from verl.utils.fault_reports import RunError
 
 REFUSED = 2  # exit code
@@ -44,7 +41,7 @@ STARTS: tuple[Callable[[DictConfig], None], ...] = (
 
 class Preflight(Callback):
     """Callback that settles and checks the config, activates the CPU platform if the config asks for it, prepares the
-    run's folder, and starts the driver's two watches.
+    run's folder, and starts the driver's watch.
 
     With DRY_RUN=1 it prints the run's plan after the checks, and ends the command.
     """
@@ -65,9 +62,7 @@ class Preflight(Callback):
                 raise SystemExit(0)
             for prepare in STARTS:
                 prepare(config)
-            watched = (config, joins_running_cluster(config), needed_ray_cpus(config))
-            threading.Thread(target=watch_pending_actors, args=watched, daemon=True).start()
-            DeathWatch(config.trainer.default_local_dir).start()
+            RunWatch(config.trainer.default_local_dir, placement_wait(config)).start()
         except (ValueError, RunError) as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()

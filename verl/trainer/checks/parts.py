@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-import pyarrow.parquet as pq
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
-from verl.trainer.checks.rows import data_files
+from verl.trainer.checks.rows import data_files, rows_of
 from verl.trainer.checks.schedule import check_schedule
 from verl.utils.parts import computed_fields, credit_of, parts, tree_part
 from verl.workers.config.explore import parts_of
@@ -136,13 +135,10 @@ def check_computed_fields(config: DictConfig) -> None:
 
 
 def check_environment(config: DictConfig) -> None:
-    """Check that every tool works here and with the run's tree, or the environment with the first row's task.
-
-    Each rollout worker tries the tools on its own machine.
-    """
+    """Check that every tool works here and with the run's tree, or the environment with the first row's task."""
     from verl.workers.rollout.run_environment import try_environment
 
     has_rows, row = parts_of(config.actor_rollout_ref.rollout).environment in ("gym", "agent"), {}
     if has_rows and (files := data_files(config, "train_files")[0]):
-        row = next(pq.ParquetFile(files[0]).iter_batches(1)).to_pylist()[0]
+        row = next(rows_of(files[0], batch_size=1))
     try_environment(config, row)

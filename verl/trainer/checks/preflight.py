@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
-from verl.trainer.checks.model.cpu_attention import check_cpu_attention
 from verl.trainer.checks.model.lora import check_lora
 from verl.trainer.checks.model.settings import (
     check_attention,
     check_context,
+    check_cpu_attention,
     check_cpu_strategy,
     check_fused_kernels,
     check_prefix_tree,
@@ -21,7 +21,6 @@ from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.checks.prompts import check_prompts
 from verl.trainer.checks.resources.cluster import config_asks_for_cpu
 from verl.trainer.checks.resources.disk import check_disk
-from verl.trainer.checks.resources.weight_bucket import check_weight_bucket
 from verl.trainer.checks.rows import (
     check_data_files,
     check_prompt_lengths,
@@ -38,7 +37,7 @@ from verl_patches.plugin import activate_cpu
 
 
 def check_run(config: DictConfig) -> None:
-    """Run all checks on a settled config, in the order in which a user would fix the problems."""
+    """Run all checks on a settled config."""
     for check in CHECKS:
         check(config)
 
@@ -75,26 +74,24 @@ def check_model_path(key: str, path: str) -> None:
 
 
 def check_engines(config: DictConfig) -> None:
-    """Check that trainer and server support the config with this model; see `verl.trainer.checks.model.settings`."""
+    """Check that trainer and server support the config with this model."""
     import torch
 
     model, cuda_is_here = model_json(config.actor_rollout_ref.model.path), torch.cuda.is_available()
     check_context(config, model)
     check_attention(config, cuda_is_here)
-    check_cpu_attention(config)
+    check_cpu_attention(config, model)
     check_cpu_strategy(config)
     check_fused_kernels(config, model)
     check_prefix_tree(config, model)
     check_lora(config)
-    check_weight_bucket(config)
     check_transport(config, cuda_is_here)
 
 
 def check_files(config: DictConfig) -> None:
     """Check the files of training and validation, unless a dataset class of the run's own reads them."""
-    for key in ("train_files", "val_files"):
-        if not OmegaConf.select(config, "data.custom_cls.path"):
-            check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
+    for key in () if OmegaConf.select(config, "data.custom_cls.path") else ("train_files", "val_files"):
+        check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
 
 
 def check_batch_sizes(config: DictConfig) -> None:

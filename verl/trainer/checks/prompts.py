@@ -8,12 +8,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from verl.trainer.checks.model.settings import config_folder, model_json
-from verl.trainer.checks.rows import data_files
+from verl.trainer.checks.rows import data_files, rows_of
 from verl.workers.config.explore import parts_of
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
@@ -44,7 +43,7 @@ def _check_rows(config: DictConfig, key: str, needed: int, count: Callable[[list
     longest, filters = config.data.max_prompt_length, config.data.get("filter_overlong_prompts")
     (files, all_are_here), rows, left = data_files(config, key), 0, 0
     for file in files:
-        for number, messages in enumerate(_prompts(file, config.data.prompt_key)):
+        for number, messages in enumerate(_prompts(config, file)):
             rows += 1
             try:  # pictures need the model's processor, and are not counted
                 left += not _is_text(messages) or count(messages) <= longest
@@ -62,14 +61,11 @@ def _check_rows(config: DictConfig, key: str, needed: int, count: Callable[[list
 
 
 def _check_descriptions(config: DictConfig, key: str, plain: Callable, described: Callable) -> None:
-    """Check that no row which the filter keeps is too long with the tools' descriptions.
-
-    A text has at most as many tokens as bytes, so that only long rows need the tokenizer.
-    """
+    """Check that no row which the filter keeps is too long with the tools' descriptions; rows of few bytes are not."""
     limit, filters = config.data.max_prompt_length, config.data.get("filter_overlong_prompts")
     longest = number = base = 0
     for file in data_files(config, key)[0]:
-        for messages in filter(_is_text, _prompts(file, config.data.prompt_key)):
+        for messages in filter(_is_text, _prompts(config, file)):
             base = base or described(messages)
             size = sum(len(message["content"].encode()) + TOKENS_PER_MESSAGE for message in messages)
             if base + size < limit:
@@ -111,11 +107,7 @@ def turn_end_warning(config: DictConfig) -> str:
 
 
 def load_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase | None:
-    """Return the run's tokenizer; None if it is not on this machine, or if a model's processor has the chat template.
-
-    Raises:
-        ValueError: the model's folder is here, and holds no tokenizer that loads, or no chat template.
-    """
+    """Return the run's tokenizer; None if it is not on this machine, or if the model's processor has the template."""
     from verl.utils.tokenizer import hf_tokenizer
 
     model = config.actor_rollout_ref.model
@@ -170,8 +162,7 @@ def _described_by(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Env
 def _counter(
     config: DictConfig, tokenizer: PreTrainedTokenizerBase, environment: Environment = NO_ENVIRONMENT
 ) -> Callable[[Messages], int]:
-    """Return the function that counts the tokens of a prompt as the run does, with the tools that `environment`
-    describes."""
+    """Return the function that counts a prompt's tokens as the run does, with the tools that it describes."""
     from verl.utils.tokenizer import normalize_token_ids
 
     options = _options(config)
@@ -191,9 +182,8 @@ def _counter(
     return count
 
 
-def _prompts(file: str, key: str) -> Iterator[list[dict]]:
-    for batch in pq.ParquetFile(file).iter_batches(batch_size=1024, columns=[key]):
-        yield from batch.column(0).to_pylist()
+def _prompts(config: DictConfig, file: str) -> Iterator[list[dict]]:
+    return (row[config.data.prompt_key] for row in rows_of(file, [config.data.prompt_key]))
 
 
 def _is_text(messages: list[dict]) -> bool:

@@ -10,12 +10,10 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
@@ -85,72 +83,38 @@ def check_data_files(key: str, files, prompt_key: str) -> None:
                 raise ValueError(
                     f"{key}: {file} has no column '{column}'; its columns: {', '.join(schema.names)}; {CONVERT}"
                 )
-        _check_table(f"{key}: {file}", pq.read_table(file, columns=[prompt_key, "data_source", "reward_model"]))
-    _check_same_columns(key, local_files(files))
+        number = -1
+        for number, row in enumerate(rows_of(file, (prompt_key, "data_source", "reward_model"))):
+            if problem := _problem(row, prompt_key):
+                raise ValueError(f"{key}: {file}: row {number}: {problem}")
+        if number < 0:
+            raise ValueError(f"{key}: {file} has no rows")
 
 
-def _check_same_columns(key: str, files: Sequence[str]) -> None:
-    """Check that upstream can concatenate the files: columns of the same name must have the same type."""
-    from datasets import Dataset, concatenate_datasets
-
-    first_rows = [pa.Table.from_batches(islice(pq.ParquetFile(file).iter_batches(batch_size=1), 1)) for file in files]
-    for file, row in zip(files[1:], first_rows[1:], strict=True):
-        try:
-            concatenate_datasets([Dataset(first_rows[0]), Dataset(row)])
-        except (ValueError, TypeError, pa.ArrowException) as error:
-            raise ValueError(f"{key}: {file} does not fit to {files[0]}: {error}") from error
+def rows_of(file: str, columns: Sequence[str] | None = None, batch_size: int = 1024) -> Iterator[dict]:
+    """Yield a parquet file's rows, with these of its columns."""
+    for batch in pq.ParquetFile(file).iter_batches(batch_size, columns=columns):
+        yield from batch.to_pylist()
 
 
-def _check_table(where: str, table: pa.Table) -> None:
-    prompt_key = table.column_names[0]
-    if not table.num_rows:
-        raise ValueError(f"{where} has no rows")
-    prompts, reward_models = table[prompt_key], table["reward_model"]
-    if not _holds_messages(prompts.type):
-        expected = f"column '{prompt_key}' must hold lists of {{role, content}} messages"
-        raise ValueError(f"{where}: {expected}, is {prompts.type}; {CONVERT}")
-    if not pa.types.is_struct(reward_models.type) or reward_models.type.get_field_index("ground_truth") < 0:
-        raise ValueError(f"{where}: column 'reward_model' must hold a 'ground_truth', is {reward_models.type}")
-    problems = {
-        f"column '{prompt_key}' is empty": pc.equal(pc.fill_null(pc.list_value_length(prompts), 0), 0),
-        "column 'data_source' is empty": pc.is_null(table["data_source"]),
-        "reward_model.ground_truth is empty": pc.is_null(pc.struct_field(reward_models, "ground_truth")),
-    }
-    for problem, is_problem in problems.items():
-        if (row := pc.index(is_problem, True).as_py()) >= 0:
-            raise ValueError(f"{where}: row {row}: {problem}")
-    if (message := pc.index(_incomplete(pc.list_flatten(prompts)), True).as_py()) >= 0:
-        row = pc.list_parent_indices(prompts)[message]
-        raise ValueError(f"{where}: row {row}: column '{prompt_key}': a message has no role or no content")
+def _problem(row: dict, prompt_key: str) -> str | None:
+    """Return what is wrong with a row; None if nothing is.
 
-
-def _holds_messages(prompts: pa.DataType) -> bool:
-    """Return whether a column holds lists of messages: a role, and a text or, with pictures, a list of parts."""
-    if not _is_list(prompts):
-        return False
-    message = prompts.value_type
-    if pa.types.is_null(message):  # all prompts are empty; a later check names the row
-        return True
-    if not pa.types.is_struct(message) or min(map(message.get_field_index, ("role", "content"))) < 0:
-        return False
-    role, content = message.field("role").type, message.field("content").type
-    return _is_text(role) and (_is_text(content) or _is_list(content))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
-def _incomplete(messages: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return which messages lack a role or a content; one that calls tools may have no content."""
-    no_content = pc.is_null(pc.struct_field(messages, "content"))
-    if messages.type.get_field_index("tool_calls") >= 0:
-        no_content = pc.and_(no_content, pc.is_null(pc.struct_field(messages, "tool_calls")))
-    return pc.or_(pc.is_null(pc.struct_field(messages, "role")), no_content)
+    A message has a role, and a text or, with pictures, a list of parts; one that calls tools may have no content.
+    """
+    messages, answer, column = row[prompt_key], row["reward_model"], f"column '{prompt_key}'"
+    if messages is None or messages == []:
+        return f"{column} is empty"
+    for each in messages if isinstance(messages, list) else [None]:
+        if not isinstance(each, dict) or not {"role", "content"} <= each.keys():
+            return f"{column} must hold lists of {{role, content}} messages; {CONVERT}"
+        if not isinstance(each["role"], str) or not (isinstance(each["content"], str | list) or each.get("tool_calls")):
+            return f"{column}: a message has no role or no content"
+    if row["data_source"] is None:
+        return "column 'data_source' is empty"
+    if not isinstance(answer, dict) or answer.get("ground_truth") is None:
+        return "reward_model.ground_truth is empty"
+    return None
 
 
 # ---- the reward ----
@@ -159,10 +123,9 @@ def _incomplete(messages: pa.ChunkedArray) -> pa.ChunkedArray:
 def check_reward_rows(config: DictConfig) -> None:
     """Check every row by `check_row(data_source, ground_truth, extra_info, **reward_kwargs)` of the reward's module.
 
-    If the module has no `check_row`, the reward function is tried for the first row of each data source of a file, and
-    else for the first row if the run reads further numbers of it, unless `trainer.try_reward` is false or it needs a
-    model that only the run serves. Without a reward function of the run's own, upstream's is tried, which knows some
-    data sources only.
+    If the module has no `check_row`, the reward function (the run's own or upstream's) is tried for the first row of
+    each data source of a file, and else for the first row if the run reads further numbers of it, unless
+    `trainer.try_reward` is false or it needs a model that only the run serves.
     """
     reward = config.reward.custom_reward_function
     is_own = bool(reward.get("path"))
@@ -229,20 +192,16 @@ def _reward_module(reward: DictConfig) -> Any:
 
 def _reward_fields(file: str) -> Iterator[dict]:
     """Yield the data fields that a reward function gets for each row of a file."""
-    parquet = pq.ParquetFile(file)
     names = ("data_source", "reward_model", "ability", "extra_info")
-    columns = [name for name in names if name in parquet.schema_arrow.names]
-    for batch in parquet.iter_batches(batch_size=4096, columns=columns):
-        for row in batch.to_pylist():
-            truth = (row.get("reward_model") or {}).get("ground_truth")
-            yield {"data_source": row["data_source"], "ground_truth": truth, "extra_info": extra_info_of(row)}
+    for row in rows_of(file, [name for name in names if name in pq.read_schema(file).names]):
+        truth = (row.get("reward_model") or {}).get("ground_truth")
+        yield {"data_source": row["data_source"], "ground_truth": truth, "extra_info": extra_info_of(row)}
 
 
 def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[RewardField]) -> None:
     """Check that a reward function scores a short response to a row, and returns these numbers in its dictionary.
 
-    It is called as the run calls it: as a coroutine if it is declared so, else in a thread of an event loop, where
-    `signal.alarm` does not work. For a function that returns a single number upstream adds it as `acc`.
+    It is called as in the run: in an event loop, or in a thread of one, where `signal.alarm` does not work.
     """
     leave_out = "trainer.try_reward=false leaves this trial out"
     call = partial(function, solution_str="1", **row, **settings)

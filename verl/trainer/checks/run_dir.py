@@ -48,7 +48,8 @@ def check_same_method(config: DictConfig) -> None:
     if config.trainer.resume_mode != "auto" or not complete_steps(run_dir) or not file.exists():
         return
     earlier = json.loads(file.read_text())
-    for key, value in _method(config).items():
+    for key in METHOD:
+        value = str(OmegaConf.select(config, key))
         if earlier.get(key, value) != value:  # older versions wrote fewer keys
             raise ValueError(
                 f"{run_dir} holds a run with {key}={earlier[key]}, which this one with {value} would resume: "
@@ -75,11 +76,8 @@ def describe_start(config: DictConfig) -> str:
 
 
 def check_steps_left(step: int, total_steps: int, run_dir: str) -> None:
-    """Print that the run is complete, if its last checkpoint belongs to its last step.
-
-    Raises:
-        RunError: the checkpoint belongs to a later step, so that the run would train nothing.
-    """
+    """Print that the run is complete, if its last checkpoint belongs to its last step; raise RunError if it belongs
+    to a later one."""
     if step < total_steps:
         return
     message = f"the checkpoint in {run_dir} is of step {step}, and the run has {total_steps} steps"
@@ -90,10 +88,6 @@ def check_steps_left(step: int, total_steps: int, run_dir: str) -> None:
     if step > total_steps:
         raise RunError(f"{message}: nothing is left to train; {advice}")
     print(f"{message}: it is complete. To train on, {advice}", flush=True)
-
-
-def _method(config: DictConfig) -> dict[str, str]:
-    return {key: str(OmegaConf.select(config, key)) for key in METHOD}
 
 
 def lock_run_dir(config: DictConfig) -> None:
@@ -111,7 +105,7 @@ def prepare_run_dir(config: DictConfig) -> None:
     run_dir = Path(config.trainer.default_local_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     with replacing(run_dir / METHOD_FILE) as unfinished:
-        unfinished.write_text(json.dumps(_method(config), indent=1))
+        unfinished.write_text(json.dumps({key: str(OmegaConf.select(config, key)) for key in METHOD}, indent=1))
     if joins_running_cluster(config):  # ray.init refuses these keys together with the address of a running cluster
         for key in {"num_cpus", "num_gpus", "object_store_memory"} & config.ray_kwargs.ray_init.keys():
             config.ray_kwargs.ray_init[key] = None

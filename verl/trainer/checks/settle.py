@@ -7,7 +7,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.checks.model.lora import settle_lora
 from verl.trainer.checks.model.settings import fetch_model_json, fill_max_model_len, model_json
-from verl.trainer.checks.resources.weight_bucket import fill_weight_bucket
 from verl.trainer.checks.values import check_values
 from verl.utils.moved import present_name
 from verl.utils.parts import loss_of_switch, tree_of_rollout_mode, tree_of_rollout_name
@@ -29,7 +28,6 @@ def settle(config: DictConfig) -> None:
 
 
 def check_required(config: DictConfig) -> None:
-    """Check that the keys without a default have a value."""
     for key in REQUIRED_KEYS:
         if OmegaConf.select(config, key) is None:
             raise ValueError(f"{key} has no value: set it, as in {key}=...")
@@ -43,11 +41,7 @@ def make_absolute(config: DictConfig) -> None:
 
 
 def resolve(config: DictConfig) -> None:
-    """Resolve `${...}`, which upstream would do in a Ray actor with the environment in which its node was started.
-
-    Variables that the user exports for a run (NNODES, PWD, RAY_ADDRESS) are not set there, so that it would take the
-    defaults.
-    """
+    """Resolve `${...}` here: upstream would do it in a Ray actor, without the variables that the user exports."""
     for section in config:
         if section != "hydra" and OmegaConf.is_config(config[section]):
             OmegaConf.resolve(config[section])
@@ -61,11 +55,7 @@ def follow_moves(config: DictConfig) -> None:
 
 
 def scale_workers(config: DictConfig) -> None:
-    """Set null numbers of agent-loop and reward workers to 8 per node, including the nodes of a separate rollout.
-
-    Upstream places both kinds round-robin on the nodes. With its default, each event loop of a larger cluster would
-    drive more trajectories, and each process would score more answers.
-    """
+    """Set null numbers of agent-loop and reward workers, which upstream spreads over the nodes, to 8 per node."""
     nodes = config.trainer.nnodes + (config.actor_rollout_ref.rollout.get("nnodes") or 0)
     for key in WORKER_COUNTS:
         if OmegaConf.select(config, key) is None:
@@ -140,6 +130,5 @@ STEPS: tuple[Callable[[DictConfig], None], ...] = (
     settle_lora,
     fill_max_model_len,
     settle_epochs,
-    fill_weight_bucket,
     settle_sampler,
 )

@@ -22,20 +22,13 @@ CONNECT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Service:
-    """A tracker's server.
+    """A tracker's server."""
 
-    Args:
-        variable: environment variable with the server's address, which is `address` by default.
-        key_file: file with the user's keys, one of which may also stand in NAME_API_KEY; empty if there are no keys.
-        offline: values of NAME_MODE that switch the tracker offline.
-        settings: files of the user's with another address or mode; if there is one, nothing is checked.
-    """
-
-    variable: str
-    address: str = ""
-    key_file: str = ""
-    offline: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
+    variable: str  # environment variable with the server's address
+    address: str = ""  # its default
+    key_file: str = ""  # file with the user's keys, of which one may stand in NAME_API_KEY; empty: there are none
+    offline: tuple[str, ...] = ()  # values of NAME_MODE that switch the tracker offline
+    settings: tuple[str, ...] = ()  # files of the user's with another address or mode: then nothing is checked
 
     def check(self, name: str) -> None:
         """Check that the user has a key and the server answers, unless the tracker is offline or behind a proxy."""
@@ -90,7 +83,8 @@ def check_trackers(config: DictConfig) -> None:
         if name not in Tracking.supported_backend:
             raise ValueError(f"trainer.logger has no tracker {name}; known: {', '.join(Tracking.supported_backend)}")
         package = PACKAGES.get(name, name)
-        if name not in WITHOUT_PACKAGE and not _is_installed(package):
+        # a folder of the package's name that a tracker wrote, such as wandb, has no origin
+        if name not in WITHOUT_PACKAGE and getattr(find_spec(package), "origin", None) is None:
             raise ValueError(
                 f"trainer.logger={name}: the package {package} is not installed; install it with `pip install "
                 f"{package}`, or leave {name} out"
@@ -98,11 +92,3 @@ def check_trackers(config: DictConfig) -> None:
         if name in SERVICES and not joins_running_cluster(config):
             SERVICES[name].check(name)
     read_keys(GroupTableKeys, trainer.get("group_table"), "trainer.group_table")
-    if (pairs := trainer.get("diversity_pairs", 1)) < 1:
-        raise ValueError(f"trainer.diversity_pairs={pairs}: expected at least 1")
-
-
-def _is_installed(package: str) -> bool:
-    """Return whether a package can be imported; a folder of its name that a tracker wrote, such as wandb, is none."""
-    spec = find_spec(package)
-    return spec is not None and spec.origin is not None

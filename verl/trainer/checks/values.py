@@ -30,11 +30,12 @@ RANGES: dict[Any, str] = {
         actor.ulysses_sequence_parallel_size rollout.log_prob_max_token_len_per_gpu rollout.tensor_model_parallel_size
         rollout.log_prob_micro_batch_size_per_gpu rollout.data_parallel_size rollout.pipeline_model_parallel_size
         rollout.n rollout.max_num_seqs rollout.max_num_batched_tokens rollout.max_model_len rollout.agent.num_workers
-        rollout.val_kwargs.n""",
+        rollout.val_kwargs.n rollout.multi_turn.max_parallel_calls trainer.diversity_pairs""",
     Annotated[int, Ge(0)]: "data.seed rollout.seed",
     Annotated[int, Ge(-1)]: "rollout.top_k rollout.val_kwargs.top_k",
     Annotated[float, Gt(0)]: """
-        rollout.temperature actor.optim.lr actor.grad_clip actor.clip_ratio_c actor.optim.clip_grad critic.optim.lr""",
+        rollout.temperature actor.optim.lr actor.grad_clip actor.clip_ratio_c actor.optim.clip_grad critic.optim.lr
+        trainer.progress_timeout rollout.group_timeout""",
     Annotated[float, Ge(0)]: """
         actor.clip_ratio actor.clip_ratio_low actor.clip_ratio_high actor.kl_loss_coef algorithm.kl_ctrl.kl_coef
         actor.optim.weight_decay rollout.val_kwargs.temperature""",
@@ -47,6 +48,7 @@ RANGES: dict[Any, str] = {
     Literal[tuple(f"{kl}{end}" for kl in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for end in ("", "+"))]: (
         "algorithm.kl_penalty actor.kl_loss_type"
     ),
+    Literal["left", "middle", "right"]: "rollout.multi_turn.tool_response_truncate_side",
     Literal["token", "sequence"]: "algorithm.rollout_correction.rollout_is",
     Literal["constant", "cosine"]: "actor.optim.lr_scheduler_type",
     list[Literal["model", "optimizer", "extra", "hf_model"]]: "actor.checkpoint.save_contents",
@@ -58,7 +60,7 @@ RANGES: dict[Any, str] = {
 NOT_NULL = """
     trainer.total_epochs trainer.nnodes trainer.n_gpus_per_node trainer.save_freq trainer.test_freq data.val_max_samples
     trainer.critic_warmup data.train_batch_size data.max_prompt_length data.max_response_length data.train_max_samples
-    data.dataloader_num_workers"""
+    data.dataloader_num_workers actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"""
 # root keys that verl 0.9.1 moves to `reward` in its trainer fully_async only -> where they stand
 LEGACY = {
     "custom_reward_function": "reward.custom_reward_function",
@@ -71,7 +73,7 @@ LEGACY = {
 
 
 def check_values(config: DictConfig) -> None:
-    """Check types and ranges in a config without interpolations; null is left to the defaults and later checks."""
+    """Check types and ranges in a config without interpolations."""
     for name in NOT_NULL.split():
         check_value(name, OmegaConf.select(config, name, default=0), int)
     for kind, names in RANGES.items():
@@ -85,7 +87,6 @@ def check_values(config: DictConfig) -> None:
 
 
 def check_value(name: str, value: Any, kind: Any) -> None:
-    """Check one value by a type, which may have a range; the error names key and value."""
     value = OmegaConf.to_container(value) if OmegaConf.is_list(value) else value
     try:
         _adapter(kind).validate_json(json.dumps(value))  # in JSON, strict types take a list for a tuple, and no more

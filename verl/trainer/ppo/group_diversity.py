@@ -23,17 +23,10 @@ def group_diversity(
 ) -> dict[str, float]:
     """Return the diversity of n responses to one prompt.
 
-    Args:
-        responses: n lists of token ids.
-        answers: answer read off each response, or None if it has no answer. Without this argument `distinct_answers`
-            is left out.
-        max_pairs: largest number of pairs that the two means over pairs are of (`compared_pairs`).
-
-    Returns:
-        `edit_distance`: mean over pairs of Levenshtein distance / length of the longer one, 0 to 1.
-        `self_similarity`: mean over pairs of longest common subsequence / length of the longer one, 0 to 1.
-        `distinct_responses`, `distinct_answers`: number of different ones / n. All missing answers count as one.
-        A single response has edit distance 0 and self-similarity 1.
+    `edit_distance`, `self_similarity`: means over `compared_pairs` of Levenshtein distance and longest common
+        subsequence / length of the longer one; of a single response 0 and 1.
+    `distinct_responses`, `distinct_answers`: number of different ones / n. Without `answers`, those read off the
+        responses, the second is left out; all missing ones (None) count as one.
     """
     from rapidfuzz.distance import LCSseq, Levenshtein
 

@@ -10,6 +10,7 @@ Other trackers get metrics only.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from textwrap import indent
 from typing import Any
 
@@ -29,13 +30,8 @@ TRACKERS = ("wandb", "tensorboard", "mlflow")
 
 @keys_dataclass(frozen=True, config=STRICT)
 class GroupTableKeys:
-    """Keys under trainer.group_table.
-
-    Args:
-        prompts: number of prompts that are shown of a step; 0: none.
-        responses: number of responses that are shown of each prompt.
-        characters: number of characters that are shown of each text; the middle of a longer one is left out.
-    """
+    """Keys under trainer.group_table: the numbers of prompts that are shown of a step, of responses of each prompt, and
+    of characters of each text, whose middle is left out."""
 
     prompts: int = Field(default=4, ge=0)
     responses: int = Field(default=8, ge=1)
@@ -44,33 +40,22 @@ class GroupTableKeys:
 
 @dataclass(frozen=True)
 class ShownResponse:
-    """A response in the table.
-
-    Args:
-        reward: reward of the response; None for a response without an answer.
-        advantage: mean advantage of its trained tokens.
-        tree_page: address of the response on the page that scripts/view_trees.py writes.
-    """
+    """A response in the table."""
 
     text: str
-    reward: float | None
-    advantage: float
-    tree_page: str
+    reward: float | None  # None for a response without an answer
+    advantage: float  # mean of its trained tokens
+    tree_page: str  # address of the response on the page that scripts/view_trees.py writes
 
 
 @dataclass(frozen=True)
 class ShownGroup:
-    """A prompt in the table, with some of its responses.
+    """A prompt in the table, with some of its responses."""
 
-    Args:
-        number: place of the prompt's tree in the step's file of trees, from 1.
-        tree: the line of that file.
-    """
-
-    number: int
+    number: int  # place of the prompt's tree in the step's file of trees, from 1
     prompt: str
     responses: Sequence[ShownResponse]
-    tree: Mapping[str, Any]
+    tree: Mapping[str, Any]  # the line of that file
 
 
 def shortened(text: str, characters: int) -> str:
@@ -86,11 +71,7 @@ def shortened(text: str, characters: int) -> str:
 
 
 def show_groups(trackers: Mapping[str, Any], step: int, groups: Sequence[ShownGroup]) -> None:
-    """Write the groups of a step into those trackers that can show them.
-
-    Args:
-        trackers: the trackers of a `verl.utils.tracking.Tracking`, by their names in trainer.logger.
-    """
+    """Write the groups of a step into those of `trackers` (by their names in trainer.logger) that can show them."""
     show = {"wandb": _show_in_wandb, "tensorboard": _show_in_tensorboard, "mlflow": _show_in_mlflow}
     chosen = [name for name in TRACKERS if name in trackers]
     pictures = [tree_picture(group.tree) for group in groups if chosen]
@@ -123,18 +104,15 @@ def _show_in_tensorboard(adapter, step: int, groups: Sequence[ShownGroup], pictu
 
 def as_markdown(groups: Sequence[ShownGroup]) -> str:
     """Return the groups in Markdown; prompts and responses are code blocks, which show their characters as they are."""
+    code_block = partial(indent, prefix="    ", predicate=lambda line: True)
     parts = []
     for group in groups:
-        parts += [f"## Prompt {group.number}", _code_block(group.prompt)]
+        parts += [f"## Prompt {group.number}", code_block(group.prompt)]
         for shown in group.responses:
             reward = "no answer" if shown.reward is None else f"reward {shown.reward:g}"
             parts.append(f"**{reward}, advantage {shown.advantage:g}**, `{shown.tree_page}`")
-            parts.append(_code_block(shown.text))
+            parts.append(code_block(shown.text))
     return "\n\n".join(parts)
-
-
-def _code_block(text: str) -> str:
-    return indent(text, "    ", lambda line: True)
 
 
 def _show_in_mlflow(adapter, step: int, groups: Sequence[ShownGroup], pictures: Sequence[np.ndarray]) -> None:

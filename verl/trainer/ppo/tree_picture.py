@@ -21,11 +21,8 @@ INCHES, DOTS_PER_INCH = (8.0, 3.5), 100
 def tree_picture(tree: Mapping[str, Any]) -> np.ndarray:
     """Return the picture of a tree (height, width, 4) in RGBA, 8 bits each; its size does not depend on the tree.
 
-    A horizontal line is a segment, from its first to its last token; a tool's is dotted. Its color is the mean reward
-    of the trajectories through it, and gray if none has a reward.
-
-    Args:
-        tree: a line of the trees file (`verl.trainer.ppo.v1.tree_reports.tree_record`).
+    `tree` is a line of the trees file. A horizontal line is a segment, from its first to its last token; a tool's is
+    dotted. Its color is the mean reward of the trajectories through it, and gray if none has a reward.
     """
     segments = tree["segments"]
     parents = [segment["parent"] for segment in segments]
@@ -55,11 +52,8 @@ def tree_picture(tree: Mapping[str, Any]) -> np.ndarray:
 
 
 def segment_heights(parents: list[int | None]) -> list[float]:
-    """Return the line on which each segment is drawn: 0, 1, … for ends of branches, the children's mean for others.
-
-    Args:
-        parents: each segment's parent, an earlier segment or None.
-    """
+    """Return the line on which each segment is drawn, from the segments' parents (earlier segments or None): 0, 1, …
+    for ends of branches, the children's mean for others."""
     children: dict[int | None, list[int]] = {}
     for segment, parent in enumerate(parents):
         children.setdefault(parent, []).append(segment)
@@ -79,10 +73,7 @@ def segment_heights(parents: list[int | None]) -> list[float]:
 def mean_rewards(parents: list[int | None], leaves: list[int], rewards: list[float | None]) -> list[float | None]:
     """Return the mean reward of the trajectories through each segment; None if none of them has a reward.
 
-    Args:
-        parents: each segment's parent, an earlier segment or None.
-        leaves: the last segment of each trajectory.
-        rewards: the reward of each trajectory; None for a trajectory without an answer.
+    `leaves` are the trajectories' last segments, and `rewards` are None for those without an answer.
     """
     sums, counts = [0.0] * len(parents), [0] * len(parents)
     for leaf, reward in zip(leaves, rewards, strict=True):

@@ -96,14 +96,9 @@ class Parts(NamedTuple):
 
 
 def parts_of(rollout) -> Parts:
-    """Return the tree and the environment that `actor_rollout_ref.rollout` chooses.
-
-    The keys `tree` and `environment` choose them, or values of `name` and `mode` by which the scripts of the papers'
-    authors choose a tree (`Tree.rollout_names`, `Tree.rollout_modes`).
-
-    Raises:
-        ValueError: `name` and `tree`, or `mode` and `environment`, contradict each other.
-    """
+    """Return the tree and the environment that `actor_rollout_ref.rollout` chooses: by the keys `tree` and
+    `environment`, or by `name` and `mode` as in the scripts of the papers' authors (`Tree.rollout_names`,
+    `Tree.rollout_modes`)."""
     tree, by_name = rollout.get("tree", None), tree_of_rollout_name().get(rollout.name)
     if by_name and tree not in (None, by_name):
         raise ValueError(f"{ROLLOUT}.name={rollout.name} is {ROLLOUT}.tree={by_name}, and not {tree}: leave out one")
@@ -128,26 +123,18 @@ def needs_answers(config) -> str:
 
 @dataclass
 class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: ignore[valid-type, misc]
-    """Upstream's rollout config with our keys under actor_rollout_ref.rollout, including those of trees and samplers.
-
-    Args:
-        tree: name of the registered tree that grows a prompt's trajectories. None: `name` and `mode` choose it if they
-            have a value from the papers' scripts (`parts_of`); else upstream's own rollout runs.
-        environment: `none`, `tools` or `chat`. None: `mode` chooses it; the default is `none`.
-        tools: keys of the environments `tools` and `chat` (`ToolsConfig`). With `chat`, `tool_instances` also gets the
-            tools that `multi_turn.tool_config_path` and `multi_turn.function_tool_path` name.
-        answer_closing: text that closes a thought and opens an answer, before a reference answer is scored. None for
-            ` The answer is `, or with tools `</think><answer>\\boxed{`.
-        group_timeout: seconds from a prompt's first token after which its group fails; None for no limit.
-    """
+    """Upstream's rollout config with our keys under actor_rollout_ref.rollout, including those of trees and
+    samplers."""
 
     _mutable_fields = RolloutConfig._mutable_fields | {"tools", *TREE_SECTIONS}
 
-    tree: str | None = None
-    environment: str | None = None
-    tools: ToolsConfig = field(default_factory=ToolsConfig)
+    tree: str | None = None  # a registered tree; None: see `parts_of`, else upstream's own rollout
+    environment: str | None = None  # one of ENVIRONMENTS; None: see `parts_of`
+    tools: ToolsConfig = field(default_factory=ToolsConfig)  # of the environments `tools` and `chat`
+    # Text that closes a thought and opens an answer, before a reference answer is scored. None: ` The answer is `, or
+    # with tools `</think><answer>\\boxed{`.
     answer_closing: str | None = None
-    group_timeout: float | None = None
+    group_timeout: float | None = None  # seconds from a prompt's first token after which its group fails
 
     def __post_init__(self):
         with warnings.catch_warnings():
@@ -177,10 +164,6 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
         from verl.workers.rollout.chat.calls import check_format  # imports upstream's agent loop
 
         check_format(self.multi_turn.format)
-        if (calls := self.multi_turn.max_parallel_calls) < 1:
-            raise ValueError(f"{ROLLOUT}.multi_turn.max_parallel_calls={calls}: expected at least 1")
-        if (side := self.multi_turn.tool_response_truncate_side) not in ("left", "middle", "right"):
-            raise ValueError(f"{ROLLOUT}.multi_turn.tool_response_truncate_side={side}: expected left, middle or right")
         if self.tools.describe_in_prompt:
             raise ValueError(
                 f"{ROLLOUT}.tools.describe_in_prompt=true: expected false with environment=chat, whose chat template "
@@ -199,11 +182,7 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
 
 
 def with_upstream_tools(tools: ToolsConfig, multi_turn) -> ToolsConfig:
-    """Return the tools' config with entries for the tools that upstream's keys of `multi_turn` name.
-
-    Raises:
-        ValueError: a file does not exist, or does not list tools.
-    """
+    """Return the tools' config with entries for the tools that upstream's keys of `multi_turn` name."""
     entries: dict[str, Any] = {}
     if path := _file(multi_turn, "tool_config_path"):
         listed = OmegaConf.to_container(OmegaConf.load(path), resolve=True)

@@ -19,13 +19,8 @@ T = TypeVar("T")
 def read_keys(cls: type[T], values: Mapping | DictConfig | None, section: str) -> T:
     """Return the typed settings of a config section; missing keys get the dataclass's defaults.
 
-    Args:
-        cls: a pydantic dataclass with `config=STRICT`. A ValueError from its `__post_init__` must name the key.
-        values: content of the config section; None for an empty section.
-        section: full path of the section from the config's root.
-
-    Raises:
-        ValueError: a key is unknown, has a wrong type, or a value out of range; the message names the key.
+    `cls` is a pydantic dataclass with `config=STRICT`, whose `__post_init__` names the key in a ValueError; `section`
+    is the path from the config's root. A key that is unknown, or has a wrong value, raises a ValueError that names it.
     """
     if isinstance(values, DictConfig):
         values = OmegaConf.to_container(values, resolve=True)
@@ -60,16 +55,8 @@ def no_such_key(section: str, key: str, keys: Sequence[str]) -> str:
 
 
 def check_trajectories(config: DictConfig, name: str, formula: str, trajectories: int) -> None:
-    """Check that `rollout.n` is the number of trajectories that a policy grows for a prompt.
-
-    Args:
-        name: name of the tree.
-        formula: formula of the number, in terms of the policy's keys, for the message.
-        trajectories: number of trajectories that the policy grows.
-
-    Raises:
-        ValueError: `rollout.n` differs from `trajectories`.
-    """
+    """Check that `rollout.n` is the number of trajectories that the tree `name` grows for a prompt; `formula` says for
+    the message how the number follows from the policy's keys."""
     if (n := config.actor_rollout_ref.rollout.n) != trajectories:
         raise ValueError(
             f"{ROLLOUT}.n={n}: tree={name} grows {formula} = {trajectories} trajectories; set n to {trajectories}, or "
@@ -78,16 +65,8 @@ def check_trajectories(config: DictConfig, name: str, formula: str, trajectories
 
 
 def check_log_probs(rollout: Any, key: str, top_k: int) -> None:
-    """Check that the rollout server reports the log-probabilities that a policy reads.
-
-    Args:
-        rollout: the section `actor_rollout_ref.rollout`.
-        key: config key that sets `top_k`, for the message.
-        top_k: number of most likely tokens per position that the policy reads.
-
-    Raises:
-        ValueError: the rollout server reports fewer tokens, or reports logits.
-    """
+    """Check that the rollout server reports log-probabilities, and those of the `top_k` most likely tokens per position
+    that a policy reads; `key` sets that number."""
     if (mode := rollout.get("logprobs_mode", "processed_logprobs")) not in ("processed_logprobs", "raw_logprobs"):
         raise ValueError(
             f"{ROLLOUT}.logprobs_mode={mode}: expected processed_logprobs (entropies of what is sampled from) or "

@@ -1,5 +1,6 @@
-"""The switch `use_prefix_tree` of actor and reference policy, and checks of the keys that do not go with it."""
+"""The switch `use_prefix_tree` of actor and reference policy, and checks of keys and models that do not go with it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from verl.utils.parts import parts
@@ -7,6 +8,7 @@ from verl.workers.config import FSDPActorConfig
 
 # upstream's strategy -> name in upstream's registry of the engine that trains on prefix trees
 STRATEGIES = {"fsdp": "fsdp_prefix_tree", "fsdp2": "fsdp2_prefix_tree"}
+MODEL_TYPES = ("qwen2", "qwen3", "llama")
 # values that these keys must have in the actor's section or in its fsdp_config
 REQUIRED = {
     "ulysses_sequence_parallel_size": 1,
@@ -26,13 +28,9 @@ UNIQUE_TOKEN_SHARE = "perf/unique_token_share"
 
 @dataclass
 class PrefixTreeActorConfig(FSDPActorConfig):
-    """Upstream's FSDP config of the actor and of the reference policy, with the switch `use_prefix_tree`.
+    """Upstream's FSDP config of the actor and of the reference policy, with the switch `use_prefix_tree`."""
 
-    Args:
-        use_prefix_tree: whether a prefix that several rows of a micro-batch share goes through the model only once.
-    """
-
-    use_prefix_tree: bool = False
+    use_prefix_tree: bool = False  # whether a prefix that rows of a micro-batch share goes through the model only once
 
     def __post_init__(self):
         super().__post_init__()
@@ -42,13 +40,8 @@ class PrefixTreeActorConfig(FSDPActorConfig):
 
 
 def check_section(section) -> None:
-    """Check that the other keys of a section, typed or not, allow `use_prefix_tree=true`; call it if that is set.
-
-    The section is the actor's or the reference policy's.
-
-    Raises:
-        ValueError: a key has a value with which the switch does not work.
-    """
+    """Check that the other keys of the actor's or the reference policy's section, typed or not, allow
+    `use_prefix_tree=true`."""
     if section.strategy not in STRATEGIES:
         raise ValueError(f"use_prefix_tree=true with strategy={section.strategy}: expected {' or '.join(STRATEGIES)}")
     for prefix, part in (("", section), ("fsdp_config.", section.fsdp_config)):
@@ -56,6 +49,22 @@ def check_section(section) -> None:
             if part.get(key, value) != value:
                 name, required = prefix + key, str(value).lower()
                 raise ValueError(f"use_prefix_tree=true with {name}={part.get(key)}: set {name}={required}")
+
+
+def check_model_config(model: Mapping) -> None:
+    """Check that a model of `transformers` can be computed on a prefix tree, from the content of its config.json."""
+    if model.get("model_type") not in MODEL_TYPES:
+        raise ValueError(
+            f"use_prefix_tree=true with a model of type {model.get('model_type')}: expected {', '.join(MODEL_TYPES)}"
+        )
+    windows = model.get("use_sliding_window") or "sliding_attention" in (model.get("layer_types") or ())
+    if windows:
+        raise ValueError("use_prefix_tree=true with a model whose layers have a sliding window: not supported")
+    if model.get("attention_dropout"):
+        raise ValueError(
+            f"use_prefix_tree=true with attention_dropout={model['attention_dropout']}: set "
+            "+actor_rollout_ref.model.override_config.attention_dropout=0"
+        )
 
 
 def skips_zero_advantages(actor) -> bool:

@@ -35,15 +35,9 @@ LISTED = "DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES"
 
 
 def listed_architectures(vllm: Path) -> frozenset[str] | None:
-    """Return the architectures for which a vLLM uses its V2 runner; None if it does so for all.
+    """Return the architectures for which the vLLM in a folder uses its V2 runner; None if it does so for all.
 
     They are read from vLLM's source, because importing vLLM would take the driver seconds.
-
-    Args:
-        vllm: folder of the package.
-
-    Raises:
-        ValueError: the source assigns something other than a frozenset of names: vLLM has changed.
     """
     for node in ast.parse((vllm / "config/vllm.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == LISTED:
@@ -116,10 +110,7 @@ def bound_scores(config: DictConfig, model: dict | None) -> None:
 
 
 def describe_sampler(config: DictConfig) -> str:
-    """Return a phrase for the user: the temperature of training rollouts, and whether each request has its own seed.
-
-    For an adaptive temperature it also names vLLM's runner. Call `choose_sampler` and `choose_seeds` first.
-    """
+    """Return a phrase for the user: the temperature of training rollouts, and whether each request has its own seed."""
     rollout = config.actor_rollout_ref.rollout
     seeds = ", a seed for each request" if OmegaConf.select(config, SEEDS) else ", no seeds"
     if not rollout.get("adaptive_temperature"):

@@ -8,21 +8,15 @@ class TokenBytes:
     """The bytes of a token, and of what a prefix tree gathers, at the two moments that may hold most.
 
     A forward keeps `kept` of each token. The backward begins with `logits`, and goes on with one `layer` after another.
-
-    Args:
-        kept: hidden states before each layer with gradient checkpointing, otherwise every saved tensor of the layers.
-        layer: saved tensors of a checkpointed layer's second forward; 0 without checkpointing.
-        logits: the logits and their gradient.
-        gathered: a key and a value that a segment gathers, and their gradients. Kernels compute these for each query
-            head first, also where query heads share keys.
-        segment: the kernel's float32 sum of query gradients has 128 more rows for each segment.
     """
 
-    kept: int
-    layer: int
-    logits: int
+    kept: int  # hidden states before each layer with gradient checkpointing, otherwise every saved tensor of the layers
+    layer: int  # saved tensors of a checkpointed layer's second forward; 0 without checkpointing
+    logits: int  # the logits and their gradient
+    # A key and a value that a segment gathers, and their gradients. Kernels compute these for each query head first,
+    # also where query heads share keys.
     gathered: int
-    segment: int
+    segment: int  # the kernel's float32 sum of query gradients has 128 more rows for each segment
 
     @classmethod
     def of(cls, hf_config, checkpointing: bool = True) -> "TokenBytes":
@@ -42,12 +36,8 @@ class TokenBytes:
         )
 
     def tokens(self, n_tokens: int, gathered: int, segments: int) -> int:
-        """Return the number of tokens without a prefix tree that take as much as `n_tokens` distinct ones of a tree.
-
-        Args:
-            gathered: number of keys that the tree's segments gather.
-            segments: number of the tree's segments.
-        """
+        """Return the number of tokens without a prefix tree that take as much as `n_tokens` distinct ones of a tree
+        whose `segments` gather so many keys."""
         more = max(0, gathered - n_tokens) * self.gathered + segments * self.segment
         spare = max(0, self.logits - self.layer) * n_tokens if self.layer else 0  # logits are gone before the layers
         return n_tokens + max(0, more - spare) // (self.kept + max(self.logits, self.layer))

@@ -7,8 +7,10 @@ from omegaconf import OmegaConf
 
 from tests.configs import composed
 from verl.trainer.checks.model.settings import (
+    CPU_HEAD_SIZES,
     check_attention,
     check_context,
+    check_cpu_attention,
     check_cpu_strategy,
     check_fused_kernels,
     check_prefix_tree,
@@ -105,6 +107,24 @@ def test_fsdp1_is_refused_on_cpus():
     with pytest.raises(ValueError, match="actor.strategy=fsdp needs GPUs, .* set .*actor.strategy=fsdp2"):
         check_cpu_strategy(config)
     check_cpu_strategy(composed("explore", "hardware=cpu"))
+
+
+def test_a_head_size_without_a_kernel_on_cpus_is_refused():
+    config = composed("explore", "hardware=cpu")
+    for model in ({"num_attention_heads": 2, "hidden_size": 96}, {"num_attention_heads": 2, "head_dim": 40}):
+        with pytest.raises(ValueError, match="its attention has the head size 4[08], and .* takes 32, 64, 80, "):
+            check_cpu_attention(config, model)
+        check_cpu_attention(run_config(), model)
+        check_cpu_attention(config, model | {"kv_lora_rank": 512})
+    for model in ({"num_attention_heads": 2, "hidden_size": 128}, {}, None):
+        check_cpu_attention(config, model)
+
+
+@pytest.mark.slow
+def test_head_sizes_with_a_kernel_are_those_of_vllm():
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert list(CPU_HEAD_SIZES) == CPUAttentionBackend.get_supported_head_sizes()
 
 
 def test_a_models_config_is_read_where_it_is_known(tmp_path, monkeypatch):

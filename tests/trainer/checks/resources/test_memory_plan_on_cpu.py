@@ -104,7 +104,7 @@ def test_servers_that_sleep_with_an_adapter_keep_a_copy_of_the_weights():
         assert "host:" not in describe_memory(config_with(f"{MODEL}.lora_rank=32", without), model("Qwen2.5-7B"))
 
 
-def test_what_lies_on_a_gpu_by_hand():
+def test_memory_on_a_gpu_by_hand():
     """Sum Qwen2.5-7B's 7,615,616,512 parameters in fp32 over 8 GPUs: 3.808 GB each, and twice that for Adam."""
     plan = plan_memory(config_with(), model("Qwen2.5-7B"))
     assert (plan.parameters, plan.gradients, plan.optimizer) == pytest.approx((3.808, 3.808, 7.616), rel=1e-3)
@@ -218,16 +218,7 @@ def test_a_temperature_that_decays_copies_the_logits():
     assert sizes[0] - sizes[1] == 2 * config.actor.ppo_max_token_len_per_gpu
 
 
-def test_a_limit_of_tokens_is_of_one_gpu():
-    """Let upstream build micro-batches of `sp_size` times the limit: two of two sequences, which two GPUs share."""
-    from verl.workers.engine.utils import prepare_micro_batches
-
-    from verl.utils import tensordict_utils as tu
-
-    rows = torch.nested.as_nested_tensor([torch.ones(8, dtype=torch.long)] * 4, layout=torch.jagged)
-    limits = {"use_dynamic_bsz": True, "max_token_len_per_gpu": 8, "sp_size": 2}
-    micro_batches, _ = prepare_micro_batches(tu.get_tensordict({"input_ids": rows}, limits))
-    assert [len(batch["input_ids"].values()) for batch in micro_batches] == [16, 16]
+def test_a_limit_of_tokens_is_of_one_gpu_of_a_sequence_parallel_group():
     parallel = (f"{ACTOR}.ulysses_sequence_parallel_size=2", f"{ACTOR}.ppo_max_token_len_per_gpu=9000")
     assert logits_bytes(config_with(*parallel), 1) == 9000 * (2 + 4)
 
@@ -306,7 +297,7 @@ def test_the_plan_of_a_gpu_run_shows_its_memory(tmp_path):
     assert tokens == pytest.approx([53e9 / 384, 53e9 / 3840], rel=1e-3)
 
 
-def test_what_does_not_fit_is_a_warning():
+def test_a_part_that_does_not_fit_is_a_warning():
     """By hand: 14.77e9 parameters in fp32 with Adam's states are 22.2 GB on each of 8 GPUs, beside 56 of vLLM."""
     text = describe_memory(config_with(), model("Qwen3-14B"))
     assert "rollout:  82.2 GB" in text and "warning:  rollout does not fit" in text and "optimizer_offload" in text
@@ -319,7 +310,7 @@ def test_what_does_not_fit_is_a_warning():
     assert [line.split()[1] for line in warnings] == ["training", "KV"]
 
 
-def test_what_cannot_be_counted_is_a_note():
+def test_memory_that_cannot_be_estimated_is_a_note():
     absent = describe_memory(config_with(f"{MODEL}.path=nobody/has-this-model"))
     unknown = "whether the run fits is unknown, as the config of nobody/has-this-model is not on this machine"
     assert absent == f"memory:   not counted: {unknown}"

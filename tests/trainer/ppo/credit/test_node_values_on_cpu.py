@@ -90,13 +90,6 @@ def test_the_gain_token_by_token(seed):
         assert treerl[i, t].item() == pytest.approx(expected / math.sqrt(len(node)), abs=1e-5)
 
 
-def test_a_row_alone_in_its_group_gets_nothing():
-    ids = torch.tensor([[0, 1, 2]])
-    for estimator in ESTIMATORS:
-        alone = advantage(estimator, torch.tensor([[0.0, 0.0, 5.0]]), torch.ones(1, 3), np.array(["u"]), ids)
-        assert alone.tolist() == [[0.0] * 3], estimator
-
-
 def random_forest(seed: int, groups: int = 5, n: int = 6, length: int = 12):
     """Rows of `groups` prompts, shuffled: (index, segment_ids, mask, rewards). Ids repeat across groups.
 

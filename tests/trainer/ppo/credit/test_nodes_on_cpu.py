@@ -55,7 +55,7 @@ def test_nodes_by_their_segments():
             nodes.of_segments(missing, [1])
 
 
-def test_what_has_no_segment_is_its_rows_own_and_padding_is_nobodys():
+def test_tokens_without_segment_form_a_node_per_row_and_padding_none():
     ids = torch.tensor([[-1, -1, -1], [-1, -1, -1], [0, -1, -1], [0, -1, -1], [0, 1, -1]])
     mask = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0], [1, 0, 1], [1, 1, 0]])
     nodes = tree_nodes(ids, np.array(["a"] * 5), mask)

@@ -102,13 +102,8 @@ def check_lora(config: DictConfig) -> None:
 
 
 def _take_from_adapter(model: DictConfig) -> None:
-    """Give the keys of LoRA the values in the config of the adapter from which the run starts, as upstream's trainer
-    takes them from there, so that the plan, the checkpoints and a resume have them.
-
-    Raises:
-        ValueError: the adapter is not on this machine, differs from the run's keys, or has a part that the trainer,
-            vLLM or a merged checkpoint would not follow.
-    """
+    """Give the keys of LoRA the values of the adapter from which the run starts, as upstream's trainer takes them from
+    there; refuse one with a part that trainer, vLLM or a merged checkpoint would not follow."""
     from peft import LoraConfig
     from safetensors import safe_open
 

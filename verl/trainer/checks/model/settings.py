@@ -12,10 +12,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl.workers.config.prefix_tree import check_section
-from verl.workers.config.prefix_tree_models import check_model_config
+from verl.workers.config.prefix_tree import check_model_config, check_section
 
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+# of vLLM 0.24 and 0.30
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 POSITIONS = "max_position_embeddings"
 HF_OVERRIDES = "engine_kwargs.vllm.hf_overrides"
 
@@ -56,12 +57,9 @@ def fetch_model_json(path: str) -> dict | None:
 
 
 def fill_max_model_len(config: DictConfig) -> None:
-    """Set `max_model_len` to the length of a prompt and a response if it is null.
+    """Set `max_model_len` to the length of a prompt and a response if it is null, and refuse a shorter one.
 
     For upstream null means the length in the model's config, at which the server cuts every response without a message.
-
-    Raises:
-        ValueError: `max_model_len` is set, and is shorter than a prompt and a response, whose turns read all of it.
     """
     from verl.workers.rollout.run_environment import changes_contexts  # imports upstream's agent loop
 
@@ -77,12 +75,8 @@ def fill_max_model_len(config: DictConfig) -> None:
 
 
 def check_context(config: DictConfig, model: dict | None) -> None:
-    """Check that the model has a position for every token, in the trainer (`override_config`) and in vLLM.
-
-    Args:
-        config: run's config after `fill_max_model_len`; vLLM's `hf_overrides` may set another number of positions.
-        model: result of `model_json`; if it is None, upstream's server makes the check when it starts.
-    """
+    """Check that the model has a position for every token, in the trainer (`override_config`) and in vLLM
+    (`hf_overrides`)."""
     rollout = config.actor_rollout_ref.rollout
     own = (model or {}).get(POSITIONS)
     sides = {
@@ -100,11 +94,8 @@ def check_context(config: DictConfig, model: dict | None) -> None:
 
 
 def check_attention(config: DictConfig, cuda_is_here: bool) -> None:
-    """Check that the model's attention works with sequence parallelism, and that flash-attn is installed for GPUs.
-
-    Args:
-        cuda_is_here: whether this machine has a GPU, and therefore the same packages as the workers.
-    """
+    """Check that the model's attention works with sequence parallelism, and that flash-attn is installed for GPUs, if
+    this machine has one, and therefore the same packages as the workers."""
     attention = config.actor_rollout_ref.model.override_config.get("attn_implementation", "flash_attention_2")
     for role, section in product(("actor", "ref"), ("", ".fsdp_config")):
         key = f"actor_rollout_ref.{role}{section}.ulysses_sequence_parallel_size"
@@ -144,6 +135,19 @@ def check_prefix_tree(config: DictConfig, model: dict | None) -> None:
             )
         if model is not None:
             check_model_config(model | OmegaConf.to_container(config.actor_rollout_ref.model.override_config))
+
+
+def check_cpu_attention(config: DictConfig, model: dict | None) -> None:
+    """Check that vLLM's CPU build has a kernel for the model's head size; it starts without, and dies at the first
+    request. Latent attention (MLA) has sizes of its own."""
+    heads = (model or {}).get("num_attention_heads")
+    if config.trainer.device != "cpu" or not heads or "kv_lora_rank" in model:
+        return
+    if (size := model.get("head_dim") or model.get("hidden_size", 0) // heads) not in CPU_HEAD_SIZES:
+        raise ValueError(
+            f"{MODEL}.path={config.actor_rollout_ref.model.path}: its attention has the head size {size}, and vLLM's "
+            f"CPU build takes {', '.join(map(str, CPU_HEAD_SIZES))}; choose another model, or hardware=gpu"
+        )
 
 
 def check_cpu_strategy(config: DictConfig) -> None:

@@ -1,15 +1,30 @@
-"""Compares the free disk space with the checkpoints that a run will write."""
+"""Checks the run's folder: its free space, and that all workers see it; and the free shared memory."""
 
+import math
 import os
 import shutil
+import time
+import uuid
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig
+import ray
+from omegaconf import DictConfig, OmegaConf
 from verl.utils.torch_dtypes import PrecisionType
 
 from verl.trainer.checkpoint_marker import complete_steps
 from verl.trainer.checks.model.shape import load_hf_config, lora_parameters, model_shape
 from verl.trainer.checks.resources.memory_plan import GB
+from verl.utils.fault_reports import RunError
+from verl.workers.config.keys import ROLLOUT
+
+BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
+# On GPUs the room for the shared memory of a GPU's processes: NCCL takes about 10 MB for each pair of processes and
+# direction. A Docker container has 64 MB in all, unless it is told otherwise.
+MEGABYTES_PER_GPU = 64
+# Network file systems may cache a folder's listing for up to a minute.
+SEEN_SECONDS = 70.0
 
 
 def check_disk(config: DictConfig) -> None:
@@ -52,6 +67,39 @@ def disk_plan(config: DictConfig) -> tuple[float, int, int]:
     return size, number, shutil.disk_usage(_existing(trainer.default_local_dir)).free
 
 
+def check_shared_memory(config: DictConfig, folder: str = "/dev/shm") -> None:
+    """Check that this machine's shared memory has room for each worker's weights on CPUs, and for NCCL on several GPUs.
+
+    A process that writes beyond the room is killed by SIGBUS, without a message.
+    """
+    workers = config.trainer.n_gpus_per_node
+    if config.trainer.device == "cpu":
+        megabytes = math.ceil(min(_sent_megabytes(config), OmegaConf.select(config, BUCKET)) * workers)
+        use = f"the weights ({BUCKET})"
+    else:
+        megabytes, use = MEGABYTES_PER_GPU * workers * (workers > 1), f"{workers} GPUs (NCCL)"
+    if Path(folder).exists() and (free := shutil.disk_usage(folder).free / 2**20) < megabytes:
+        raise ValueError(
+            f"{folder} has {free:.0f} MB free, and {use} need {megabytes} MB there: remove old files there, or make it "
+            "larger, as by docker run --shm-size=1g"
+        )
+
+
+def _sent_megabytes(config: DictConfig) -> float:
+    """Return the size (2^20 bytes) of the weights that the trainer sends to vLLM, where a tied head is a tensor."""
+    try:
+        hf_config = load_hf_config(config.actor_rollout_ref.model)
+        text, parameters = hf_config.get_text_config(), model_shape(hf_config).parameters
+    except Exception:  # noqa: BLE001 - as below
+        return 0.0
+    head = text.vocab_size * text.hidden_size * bool(getattr(text, "tie_word_embeddings", False))
+    return (parameters + head) * _itemsize(config.actor_rollout_ref.actor) / 2**20
+
+
+def _itemsize(actor: DictConfig) -> int:
+    return PrecisionType.to_dtype(actor.fsdp_config.get("model_dtype") or "fp32").itemsize
+
+
 def _existing(path: str) -> Path:
     """Return the folder itself or its nearest parent that exists."""
     folder = Path(path).absolute()
@@ -64,7 +112,35 @@ def _checkpoint_bytes(model: DictConfig, actor: DictConfig) -> float:
         factors, parameters = lora_parameters(hf_config, model), model_shape(hf_config).parameters
     except Exception:  # noqa: BLE001 - a model whose size cannot be computed may still train
         return 0
-    itemsize = PrecisionType.to_dtype(actor.fsdp_config.get("model_dtype") or "fp32").itemsize
     saved = actor.checkpoint.save_contents
     states = 2 * (factors or parameters) * ("optimizer" in saved)
-    return itemsize * ((parameters + factors) * ("model" in saved) + states)
+    return _itemsize(actor) * ((parameters + factors) * ("model" in saved) + states)
+
+
+def check_shared_folder(workers: list, run_dir: str | Path, seconds: float = SEEN_SECONDS) -> None:
+    """Write a file into the run's folder, and let the Ray actors that write checkpoints look for it; raise RunError
+    with the nodes of those that do not see it within these seconds."""
+    token = Path(run_dir) / f".seen_by_workers_{uuid.uuid4().hex}"
+    token.parent.mkdir(parents=True, exist_ok=True)
+    token.touch()
+    try:
+        seen = ray.get([worker.__ray_call__.remote(partial(_node_and_view, token, seconds)) for worker in workers])
+    finally:
+        token.unlink()
+    if blind := sorted({node for node, sees in seen if not sees}):
+        raise RunError(
+            f"trainer.default_local_dir={run_dir} is not shared: workers on {', '.join(blind)} do not see what is "
+            f"written there on {ray.util.get_node_ip_address()}, so that a checkpoint would lack their parts; choose a "
+            "folder on a file system that all nodes share (docs/several_nodes.md), or trainer.save_freq=-1"
+        )
+
+
+def _node_and_view(token: Path, seconds: float, worker) -> tuple[str, bool]:
+    """Return a worker's node, and whether it sees the file; a network file system may show it late."""
+    end = time.monotonic() + seconds
+    while True:
+        with suppress(OSError):
+            list(token.parent.iterdir())  # without this, a network file system may answer from its cache
+        if (seen := os.path.exists(token)) or time.monotonic() >= end:
+            return ray.util.get_node_ip_address(), seen
+        time.sleep(1)

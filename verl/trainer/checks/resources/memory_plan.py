@@ -61,10 +61,7 @@ class MemoryPlan:
 
 
 def describe_memory(config: DictConfig, hf_config=None) -> str:
-    """Return a text of a few lines: the plan with a warning for each part that does not fit, or why there is no plan.
-
-    `hf_config` defaults to the config of `actor_rollout_ref.model`, if it is on this machine.
-    """
+    """Return the plan in a few lines, with a warning for each part that does not fit, or why there is no plan."""
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     not_counted = f"{'memory:':<10}not counted: "
     if actor.strategy not in ("fsdp", "fsdp2"):
@@ -91,7 +88,7 @@ def describe_memory(config: DictConfig, hf_config=None) -> str:
 
 
 def plan_memory(config: DictConfig, hf_config, gpu: float = GPU) -> MemoryPlan:
-    """Return the plan of a run with a composed config, a model's `PretrainedConfig`, and GPUs of `gpu` GB."""
+    """Return the plan of a run of a model (`PretrainedConfig`) on GPUs of `gpu` GB."""
     shape, part = model_shape(hf_config), config.actor_rollout_ref
     factors = lora_parameters(hf_config, part.model)
     fsdp, rollout = part.actor.fsdp_config, part.rollout

@@ -27,28 +27,19 @@ from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
 class Nodes:
     """The nodes of a batch's trees, one for each segment, sorted by prompt and within a prompt by segment id.
 
-    A row whose tokens have no segment (-1) has a node of its own for them.
-
-    Args:
-        of_token: (B, T) node of each token; -1 for padding, which has no node.
-        parent: (N,) node before each node; -1 if the node follows the prompt.
-        group: (N,) number of each node's prompt in `prompts`.
-        segment: (N,) segment id of each node; -1 for a row's own tokens.
-        first_token: (N,) position of each node's first token in a flattened (B, T).
-        row_group: (B,) number of each row's prompt.
-        prompts: (G,) prompt ids as in `index`, sorted.
-        pass_row, pass_node: (P,) pairs: row `pass_row[i]` goes through node `pass_node[i]`; each pair occurs once.
+    A row whose tokens have no segment (-1) has a node of its own for them. Row `pass_row[i]` goes through node
+    `pass_node[i]`; each of these P pairs occurs once.
     """
 
-    of_token: torch.Tensor
-    parent: torch.Tensor
-    group: torch.Tensor
-    segment: torch.Tensor
-    first_token: torch.Tensor
-    row_group: torch.Tensor
-    prompts: np.ndarray
-    pass_row: torch.Tensor
-    pass_node: torch.Tensor
+    of_token: torch.Tensor  # (B, T) node of each token; -1 for padding, which has no node
+    parent: torch.Tensor  # (N,) node before each node; -1 if the node follows the prompt
+    group: torch.Tensor  # (N,) number of each node's prompt in `prompts`
+    segment: torch.Tensor  # (N,) segment id of each node; -1 for a row's own tokens
+    first_token: torch.Tensor  # (N,) position of each node's first token in a flattened (B, T)
+    row_group: torch.Tensor  # (B,) number of each row's prompt
+    prompts: np.ndarray  # (G,) prompt ids as in `index`, sorted
+    pass_row: torch.Tensor  # (P,)
+    pass_node: torch.Tensor  # (P,)
 
     def __len__(self) -> int:
         return len(self.parent)
@@ -73,11 +64,7 @@ class Nodes:
         return sums.index_add_(0, self.sibling_group, values)[self.sibling_group]
 
     def chain_start(self, continues: torch.Tensor) -> torch.Tensor:
-        """Return the first node (N,) of each node's chain.
-
-        Args:
-            continues: (N,) whether each node, if it has a parent, belongs to the parent's chain.
-        """
+        """Return the first node (N,) of each node's chain; nodes that `continues` (N,) marks are in their parent's."""
         start = torch.where(continues & (self.parent >= 0), self.parent, torch.arange(len(self)))
         # Each round doubles the distance over which chains are followed.
         while not torch.equal(above := start[start], start):
@@ -93,11 +80,7 @@ class Nodes:
         return values.flatten()[self.first_token]
 
     def of_segments(self, prompt, segments: Sequence[int]) -> list[int]:
-        """Return the node of each of a prompt's segment ids `segments`; -1 for a segment that no row goes through.
-
-        Raises:
-            KeyError: the batch has no such prompt.
-        """
+        """Return the node of each of a prompt's segment ids `segments`; -1 for a segment that no row goes through."""
         number = int(np.searchsorted(self.prompts, prompt))
         if number == len(self.prompts) or self.prompts[number] != prompt:
             raise KeyError(f"prompt {prompt!r} is not in this batch")
@@ -107,13 +90,11 @@ class Nodes:
 
 
 def tree_nodes(segment_ids: torch.Tensor, index: np.ndarray, response_mask: torch.Tensor | None = None) -> Nodes:
-    """Return the nodes of a batch's segments.
+    """Return the nodes of a batch's segments (B, T): within a prompt (`index` (B,)) equal ids are the same segment, and
+    a token with -1 is its row's own.
 
-    Args:
-        segment_ids: (B, T) integers; within a prompt equal ids are the same segment. -1: the token is its row's own.
-        index: (B,) prompt ids.
-        response_mask: (B, T), not 0 at tokens that count. A run of -1 that begins after its row's last such token is
-            padding, which has no node. Without a mask, a run of -1 is padding unless its row starts with it.
+    A run of -1 that begins after its row's last token with a `response_mask` (B, T) is padding, which has no node.
+    Without a mask, a run of -1 is padding unless its row starts with it.
     """
     prompts, groups = np.unique(index, return_inverse=True)
     groups = torch.from_numpy(groups)
@@ -151,7 +132,7 @@ def tree_nodes(segment_ids: torch.Tensor, index: np.ndarray, response_mask: torc
 
 
 def _last_masked(mask: torch.Tensor | None, n_rows: int, width: int) -> torch.Tensor:
-    """Return the last column (B,) whose mask is not 0; -1 if there is none, and 0 if there is no mask."""
+    """Return the last column (B,) whose mask is not 0: -1 if there is none, 0 without a mask."""
     if mask is None or not width:
         return torch.zeros(n_rows, dtype=torch.long)
     counts = (mask != 0).numpy()
@@ -160,12 +141,7 @@ def _last_masked(mask: torch.Tensor | None, n_rows: int, width: int) -> torch.Te
 
 
 def batch_nodes(index: np.ndarray, response_mask: torch.Tensor) -> Nodes:
-    """Return `tree_nodes` of the `SEGMENT_IDS` that the trainer has bound; estimators and metrics share the result.
-
-    Raises:
-        RuntimeError: the segments are not bound (`SEGMENT_IDS.bound`).
-        ValueError: the segments have another shape than the mask.
-    """
+    """Return `tree_nodes` of the `SEGMENT_IDS` that the trainer has bound; estimators and metrics share the result."""
     segment_ids = SEGMENT_IDS.get()
     if segment_ids.shape != response_mask.shape:
         raise ValueError(f"segment_ids {tuple(segment_ids.shape)}: expected {tuple(response_mask.shape)}")
@@ -173,12 +149,10 @@ def batch_nodes(index: np.ndarray, response_mask: torch.Tensor) -> Nodes:
 
 
 class NodeValues(NamedTuple):
-    """The values of nodes.
+    """The values (N,) of nodes.
 
-    Args:
-        value: (N,) V(node).
-        parent_value: (N,) V of the last node before it that more trajectories go through; V(root) if there is none. A
-            segment that ends without a fork, as before a tool's result, is no parent of its own.
+    The parent is the last node before that more trajectories go through, else the root: a segment that ends without a
+    fork, as before a tool's result, is no parent of its own.
     """
 
     value: torch.Tensor
@@ -196,15 +170,8 @@ def node_values(nodes: Nodes, outcomes: torch.Tensor) -> NodeValues:
 
 
 def groups_of_equals(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-    """Return (B,) whether all values of a row's group are equal, in which case each advantage is 0.
-
-    A mean and a standard deviation of equal values differ from them by rounding, which the division by the standard
-    deviation turns into advantages: -0.1 each for 16 rewards of 0.9 in float32.
-
-    Args:
-        values: (B,) values to compare within a group.
-        groups: (B,) number of each row's group, 0 to G-1.
-    """
+    """Return (B,) whether all `values` (B,) of a row's group (`groups` (B,), 0 to G-1) are equal, so that
+    advantages are 0. Rounding of mean and standard deviation gives -0.1 each for 16 rewards of 0.9 in float32."""
     bounds = values.new_zeros(2, int(groups.max()) + 1 if len(groups) else 0)
     for bound, reduce in zip(bounds, ("amin", "amax"), strict=True):
         bound.scatter_reduce_(0, groups, values, reduce, include_self=False)
@@ -216,11 +183,8 @@ def trajectory_advantages(
 ) -> torch.Tensor:
     """Return GRPO's advantage of every trajectory (B,), whatever its mask; 0 where a group's outcomes are equal.
 
-    Args:
-        token_level_rewards: (B, T) rewards, whose sum is the trajectory's outcome.
-        index: (B,) prompt ids; rows with equal ids are one group.
-        epsilon: added to the standard deviation (n - 1).
-        norm_adv_by_std_in_grpo: whether to divide by the standard deviation, or only to subtract the mean.
+    A trajectory's outcome is the sum of its rewards (B, T), and its group has the same prompt id in `index` (B,).
+    `epsilon` is added to the standard deviation (n - 1).
     """
     scores = token_level_rewards.sum(dim=-1).double()
     groups = torch.from_numpy(np.unique(index, return_inverse=True)[1])

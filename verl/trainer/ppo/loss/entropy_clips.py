@@ -14,13 +14,8 @@ from verl.workers.config.keys import STRICT
 
 @dataclass(frozen=True, config=STRICT)
 class EntropyClipKeys:
-    """Keys under actor_rollout_ref.actor, for all losses with clip ranges by entropy.
-
-    Args:
-        token_entropy_quantile: quantile of a response's entropies above which a token has high entropy.
-        low_entropy_clip_ratio_low, low_entropy_clip_ratio_high: clip range of the other tokens.
-        high_entropy_clip_ratio_low, high_entropy_clip_ratio_high: clip range of tokens of high entropy.
-    """
+    """Keys under actor_rollout_ref.actor, for all losses with clip ranges by entropy: the quantile of a response's
+    entropies above which a token has high entropy, and the clip ranges of the other tokens and of these."""
 
     token_entropy_quantile: float = Field(default=0.8, ge=0, lt=1)
     low_entropy_clip_ratio_low: float = Field(default=0.2, gt=0, le=1)

@@ -14,10 +14,8 @@ def dual_clip(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return dual-clip PPO's loss (arXiv 1912.09729) of each token, and whether each was clipped, by metric.
 
-    Args:
-        advantages, ratio: (B, T) advantages, and new over old probabilities.
-        low, high: clip ranges below and above 1.
-        clip_ratio_c: largest ratio that counts at a negative advantage.
+    `advantages` and `ratio` are (B, T), `low` and `high` clip ranges around 1, and `clip_ratio_c` is the largest ratio
+    that counts at a negative advantage.
     """
     unclipped = -advantages * ratio
     clipped = -advantages * torch.clamp(ratio, 1 - low, 1 + high)

@@ -3,16 +3,18 @@
 import pickle
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 import transfer_queue as tq
+from omegaconf import DictConfig
 from tensordict import TensorDict
 
-from verl.trainer.ppo.v1.padding_rows import is_padding_row
+from verl.trainer.ppo.credit.nodes import groups_of_equals
 from verl.utils import transferqueue_utils
+from verl.utils.parts import Compares, compares
 from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, TREE_DATA
 
 # Columns that the trainer adds to prompts and upstream copies to their rows: a number that grows with each submitted
@@ -23,14 +25,14 @@ ORDER, PROBLEM = "explore_order", "explore_problem"
 PICTURES = "multi_modal_inputs"
 
 
-class RowPlace(NamedTuple):
-    """The parts of upstream's key {uid}_{session}_{index} of a row.
+def is_padding_row(tag: dict) -> bool:
+    """Return whether a row with this tag is a padding row."""
+    return bool(tag.get("is_padding", False))
 
-    Args:
-        uid: id of the row's prompt in this step.
-        session: number of the trajectory within its group.
-        index: number of the row within its trajectory; 0 unless an agent loop makes several rows of one trajectory.
-    """
+
+class RowPlace(NamedTuple):
+    """The parts of upstream's key {uid}_{session}_{index} of a row: its prompt in this step, its trajectory within the
+    group, and its number within the trajectory (0 unless an agent loop makes several rows of one trajectory)."""
 
     uid: str
     session: int
@@ -44,31 +46,22 @@ def place_of(key: str) -> RowPlace:
 
 
 class Group(NamedTuple):
-    """The rows of one prompt.
-
-    Args:
-        order: (step in which the prompt was submitted, running number of the prompt); sorting by it gives the data's
-            order.
-        problem: name of the problem, equal for equal prompts.
-        rows: numbers of the group's rows in the batch, sorted by session.
-    """
+    """The rows of one prompt."""
 
     uid: str
-    order: tuple[int, int]
-    problem: str
-    rows: list[int]
+    order: tuple[int, int]  # (step in which the prompt was submitted, running number); sorts as the data
+    problem: str  # name of the problem, equal for equal prompts
+    rows: list[int]  # numbers of the group's rows in the batch, sorted by session
 
 
 class BatchRows:
     """A batch's rows in their order, and their columns; a column is fetched when it is first read.
 
-    >>> rows = BatchRows(batch)
-    >>> first = rows.groups[0]
-    >>> rows.column("responses", first.rows)
-    [tensor([5, 8, 2]), tensor([5, 9])]
+    `batch` is upstream's, with keys, tags and partition. Its padding rows are rows, but belong to no group.
 
-    Args:
-        batch: upstream's batch with keys, tags and partition; its padding rows are rows, but belong to no group.
+    >>> rows = BatchRows(batch)
+    >>> rows.column("responses", rows.groups[0].rows)
+    [tensor([5, 8, 2]), tensor([5, 9])]
     """
 
     def __init__(self, batch):
@@ -110,11 +103,7 @@ class BatchRows:
         return [row for row in group.rows if self.has_answer[row]]
 
     def tree_data(self, group: Group, kind: type[T]) -> T:
-        """Return the record that the group's tree policy made for the trainer (`BranchPolicy.data_for_trainer`).
-
-        Raises:
-            ValueError: the rows came without a record of this type.
-        """
+        """Return the record that the group's tree policy made for the trainer (`BranchPolicy.data_for_trainer`)."""
         pickled = self.column("extra_fields", group.rows[:1])[0].get(TREE_DATA)
         record = None if pickled is None else pickle.loads(pickled)
         if not isinstance(record, kind):
@@ -195,12 +184,7 @@ class BatchRows:
         return self.tokens("response_mask", 0)
 
     def put(self, name: str, values: torch.Tensor, rows: Sequence[int] | None = None) -> None:
-        """Write a column with a number for each response token.
-
-        Args:
-            values: (B, T), or (len(rows), T) if `rows` are given; positions after a row's end are left out.
-            rows: numbers of the rows to write; None for all rows.
-        """
+        """Write a column from `values` (B, T), or (len(rows), T) for these rows, up to each row's end."""
         rows = range(len(self)) if rows is None else rows
         cells = [tokens[: self.tags[row]["response_len"]] for row, tokens in zip(rows, values, strict=True)]
         nested = torch.nested.as_nested_tensor(cells, layout=torch.jagged)
@@ -217,16 +201,11 @@ def _cells(column) -> list:
 def send_tensors_only(workers, *methods: str) -> None:
     """Let these methods of a worker group, which take a batch, fetch only its tensors and pictures.
 
-    Without a choice upstream's workers fetch all columns. Those of Python objects, some ten by row, are not read, but
-    the engine moves each object to the device by itself, for each micro-batch anew (verl 0.9.1). An engine of your own
-    that reads such a column does not get it.
+    Without a choice upstream's workers fetch all columns, and the engine moves each Python object to the device by
+    itself, for each micro-batch anew (verl 0.9.1). An engine of your own that reads such a column does not get it.
     """
-    for method in methods:
-        setattr(workers, method, _with_tensors_only(getattr(workers, method)))
 
-
-def _with_tensors_only(call):
-    def call_with_tensors(batch):
+    def with_tensors_only(call, batch):
         fields = batch.fields
         columns = transferqueue_utils.kv_batch_meta2batch_meta(batch).field_schema
         batch.fields = [name for name, it in columns.items() if name == PICTURES or not it["is_non_tensor"]]
@@ -235,4 +214,34 @@ def _with_tensors_only(call):
         finally:
             batch.fields = fields
 
-    return call_with_tensors
+    for method in methods:
+        setattr(workers, method, partial(with_tensors_only, getattr(workers, method)))
+
+
+# ---- groups with equal outcomes ----
+
+
+def rewards_column(algorithm: DictConfig) -> str:
+    """Return the name of the column of token-level rewards that credit reads: `rm_scores`, or with `use_kl_in_reward`
+    `token_level_rewards`, from which upstream has subtracted the KL penalty."""
+    return "token_level_rewards" if algorithm.use_kl_in_reward else "rm_scores"
+
+
+def zero_equal_groups(rows: BatchRows, algorithm: DictConfig) -> None:
+    """Write advantages of 0 for the groups with equal outcomes, where upstream's estimators leave rounding errors.
+
+    An estimator that compares more than these outcomes is left alone.
+    """
+    if compares(algorithm.adv_estimator) is Compares.GROUP:
+        rows.fetch("uid", rewards_column(algorithm))
+        groups = torch.from_numpy(np.unique(rows.index, return_inverse=True)[1])
+        equal = groups_of_equals(rows.tokens(rewards_column(algorithm), 0.0).sum(-1), groups)
+        zero_advantages(rows, [row for row in rows.real if equal[row]])
+
+
+def zero_advantages(rows: BatchRows, zeroed: Sequence[int]) -> None:
+    """Write advantages and returns of 0 for these rows."""
+    if zeroed:
+        zeros = torch.zeros(len(zeroed), max(rows.tags[row]["response_len"] for row in zeroed))
+        for name in ("advantages", "returns"):
+            rows.put(name, zeros, zeroed)

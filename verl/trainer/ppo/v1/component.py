@@ -23,10 +23,8 @@ def tree_of(config: DictConfig) -> str | None:
 class Component:
     """A component without effect, whose subclasses override the hooks that they need.
 
-    Hooks that get the trainer may read its config, `global_steps` and `total_training_steps`, and use its workers.
-
-    A component is a class with the decorator `register_component` (verl.utils.parts). A run has it if `wanted` returns
-    True, whatever the run's other parts are.
+    A component is a class with the decorator `register_component` (verl.utils.parts). Hooks that get the trainer may
+    read its config, `global_steps` and `total_training_steps`, and use its workers.
 
     Attributes:
         computes: token fields that it computes from the old policy's entropies, if a part of the run needs them.
@@ -63,23 +61,15 @@ class Component:
         return PromptSettings()
 
     def prompt_settings(self, problems: Sequence[str]) -> Sequence[PromptSettings] | None:
-        """Return the settings for the rollout of each prompt; None for no settings.
-
-        Args:
-            problems: name of each prompt's problem, the same in every step.
-        """
+        """Return the settings for the rollout of each prompt, from the names of their problems, which are the same in
+        every step; None for no settings."""
 
     def on_drop(self, rows: BatchRows) -> None:
         """Read the rows of groups that will be replaced by others and not be trained on."""
 
     def token_fields(self, entropy: torch.Tensor, mask: torch.Tensor, metrics: dict) -> dict[str, torch.Tensor]:
-        """Return by name the token fields that `computes` lists, each (B, T).
-
-        Args:
-            entropy: (B, T) entropies of the old policy in nats.
-            mask: (B, T) boolean mask of the tokens that count.
-            metrics: metrics of the step, to which it may add.
-        """
+        """Return by name the token fields (B, T) that `computes` lists, from the old policy's entropies in nats and the
+        mask of the tokens that count; `metrics` of the step may be added."""
         return {}
 
     def context_values(self) -> dict[ContextValue, Any]:

@@ -10,14 +10,8 @@ One step; additions are marked with *:
     update the actor            * the loss reads the token fields; components act before and after (`around_update`)
     save a checkpoint           * the components' states are saved
 
-    trainer.v1.trainer_mode=explore
-    trainer.tree_freq=10      steps between two files of trees, <run folder>/trees/step_000010.jsonl; -1: no files
-    trainer.tree_prompts=8    number of prompts whose trees are written, and on which diversity is measured
-    trainer.diversity_pairs=28  largest number of pairs of a prompt's responses that are compared
-    trainer.group_table       how many of these prompts the trackers show (`verl.trainer.ppo.group_table`)
-
-`scripts/view_trees.py` makes a page of the trees. If a rollout made no tree, the tree of its responses' common prefixes
-is used.
+`trainer.tree_freq`, `tree_prompts`, `diversity_pairs` and `group_table` say what is written and shown. If a rollout
+made no tree, the tree of its responses' common prefixes is used.
 """
 
 import hashlib
@@ -40,11 +34,18 @@ from verl.trainer.ppo.credit.node_values import credit_metrics
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, Nodes, batch_nodes
 from verl.trainer.ppo.group_diversity import MAX_PAIRS
 from verl.trainer.ppo.group_table import TRACKERS, GroupTableKeys, ShownGroup, show_groups
-from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows, Group, place_of
+from verl.trainer.ppo.v1.batch_rows import (
+    ORDER,
+    PROBLEM,
+    BatchRows,
+    Group,
+    is_padding_row,
+    place_of,
+    rewards_column,
+    zero_advantages,
+)
 from verl.trainer.ppo.v1.component import Component, components_of
-from verl.trainer.ppo.v1.equal_rewards import rewards_column, zero_advantages
-from verl.trainer.ppo.v1.group_placement import distinct_tokens, place_groups
-from verl.trainer.ppo.v1.padding_rows import clear_contexts, is_padding_row, spread_padding_rows
+from verl.trainer.ppo.v1.row_order import clear_contexts, distinct_tokens, place_groups, spread_padding_rows
 from verl.trainer.ppo.v1.trainer_state import load_state, save_state
 from verl.trainer.ppo.v1.tree_buffer import FilteredPrompts
 from verl.trainer.ppo.v1.tree_reports import (
@@ -53,7 +54,7 @@ from verl.trainer.ppo.v1.tree_reports import (
     segment_advantages,
     shown_group,
     tree_metrics,
-    tree_of,
+    tree_of_group,
     tree_record,
     trees_file,
     write_records,
@@ -177,9 +178,8 @@ class ExploreMixin(WatchedRun):
         groups = [group.rows for group in rows.groups]
         padding_rows = sorted(set(range(len(rows))) - set(rows.real))
         rows.fetch(SEGMENT_IDS.name, CONTEXTS)
-        return place_groups(
-            groups, [distinct_tokens(rows, group) for group in groups], padding_rows, n_ranks, n_mini_batches
-        )
+        tokens = [distinct_tokens(rows, group) for group in groups]
+        return place_groups(groups, tokens, padding_rows, n_ranks, n_mini_batches)
 
     def _compute_old_log_prob(self, batch, metrics: dict):
         batch = super()._compute_old_log_prob(batch, metrics)
@@ -267,12 +267,8 @@ class ExploreMixin(WatchedRun):
             self._show_in_trackers(rows, kept, records, first=before + 1)
 
     def _show_in_trackers(self, rows: BatchRows, groups: Sequence[Group], records: Sequence[dict], first: int) -> None:
-        """Keep groups for the trackers, which get a step's groups at its end: a step may have several updates.
-
-        Args:
-            records: the groups' lines of the trees file.
-            first: number of the first of them in that file, from 1.
-        """
+        """Keep groups for the trackers, which get a step's groups at its end: a step may have several updates. The
+        groups' `records` are the lines of the trees file from the line `first` on."""
         trainer = self.config.trainer
         if not any(name in trainer.logger for name in TRACKERS):
             return
@@ -290,7 +286,7 @@ class ExploreMixin(WatchedRun):
         return batch
 
     def _tree_record(self, rows: BatchRows, group: Group, nodes: Nodes, advantages: list[float]) -> dict:
-        tree, made_by_rollout = tree_of(rows, group)
+        tree, made_by_rollout = tree_of_group(rows, group)
         if made_by_rollout:
             numbers = nodes.of_segments(group.uid, range(len(tree.segments)))
             for segment, node in zip(tree.segments, numbers, strict=True):
@@ -339,12 +335,8 @@ def compute_fields(
     mask: torch.Tensor,
     metrics: dict,
 ) -> dict[str, torch.Tensor]:
-    """Return by name the token fields (B, T) that the run's parts need, and add the computation's metrics to `metrics`.
-
-    Args:
-        entropy: (B, T) entropies of the old policy in nats.
-        mask: (B, T) boolean mask of the tokens that count.
-    """
+    """Return by name the token fields (B, T) that the run's parts need, from the old policy's entropies in nats and the
+    mask of the tokens that count; add the computation's metrics to `metrics`."""
     values: dict[str, torch.Tensor] = {}
     for component in components:
         if component.computes:

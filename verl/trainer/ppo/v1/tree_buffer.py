@@ -39,7 +39,7 @@ HOPELESS_BATCHES = 20
 
 
 class RolloutsFailed(RuntimeError):
-    """Error for a step that cannot be completed because more rollouts failed than a batch has prompts."""
+    """More rollouts of a step failed than a batch has prompts."""
 
 
 def check_failures(failed: int, batch_size: int) -> None:
@@ -87,7 +87,6 @@ class AsyncTreeBuffer(_ShowsDropped, ReplayBufferAsync):
         self.most_failed, self.failed = most_failed, 0
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int):
-        """Return upstream's sample; raise RolloutsFailed if too many rollouts fail."""
         self.failed = 0
         try:
             return super().sample(global_steps, partition_id, batch_size)
@@ -137,11 +136,7 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
 
     @SkipManager.annotate_tq(role="rollout_tq", phase="sample")
     def sample(self, global_steps: int, partition_id: str, batch_size: int):
-        """Return a full batch of useful groups, and metrics; the caller has already submitted a batch of prompts.
-
-        Raises:
-            RuntimeError: the allowed prompts hold too few useful groups, or more than `batch_size` groups failed.
-        """
+        """Return a full batch of useful groups, and metrics; the caller has already submitted a batch of prompts."""
         if partition_id == "val":
             return super().sample(global_steps, partition_id, batch_size)
         failed, judged, metrics, last_debug_time = set(), {}, {}, 0.0
@@ -204,12 +199,8 @@ def prompts_to_run(missing: int, batch_size: int, share: float) -> int:
     """Return the number of prompts that should be running to fill a batch.
 
     This is the expected number, minus its standard deviation if that is large and plus it if it is small, compared with
-    the batch: a surplus costs more in a small batch, and another wave of prompts costs more in a large one.
-
-    Args:
-        missing: number of useful groups that the batch lacks, from 1.
-        batch_size: number of useful groups in a batch.
-        share: expected share of useful groups, above 0.
+    the batch: a surplus costs more in a small batch, and another wave of prompts costs more in a large one. `missing`
+    useful groups are expected to be a `share` (above 0) of the prompts.
     """
     expected = missing / share
     deviation = math.sqrt(expected * (1 - share) / share)

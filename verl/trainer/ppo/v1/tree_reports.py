@@ -63,7 +63,7 @@ def diversity_metrics(rows: BatchRows, groups: Sequence[Group], max_pairs: int =
     return {name: float(np.mean(numbers)) for name, numbers in values.items()}
 
 
-def tree_of(rows: BatchRows, group: Group) -> tuple[TrajectoryTree, bool]:
+def tree_of_group(rows: BatchRows, group: Group) -> tuple[TrajectoryTree, bool]:
     """Return a group's tree, and whether the rollout made it; if not, it is that of the responses' common prefixes."""
     extras = rows.column("extra_fields", group.rows)
     if text := next((extra[TREE] for extra in extras if extra.get(TREE)), None):
@@ -87,10 +87,7 @@ def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float |
 
     `vocabulary` holds each token's text where it first occurs. Where it has another one, such as one of the tokens that
     spell an emoji, its segment's `texts` hold [position, text].
-
-    Args:
-        rewards: reward of each row; None for a row without an answer.
-        update: `tree` if the update computes shared tokens once, otherwise `rows`.
+    A row without an answer has the reward None; `update` is `tree` if shared tokens are computed once, else `rows`.
     """
     records, vocabulary = tree.to_dict()["segments"], {}
     parents = {segment.parent for segment in tree.segments}
@@ -103,7 +100,8 @@ def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float |
             own = [(token, next(texts)) for token in tree.segments[i].token_ids]
             others = [[at, text] for at, (token, text) in enumerate(own) if vocabulary.setdefault(token, text) != text]
             records[i] |= {"texts": others} if others else {}
-    for token in _suppressed_tokens(tree) - vocabulary.keys():
+    notes = [note for segment in tree.segments for note in segment.info.notes.get("suppressed", [])]
+    for token in {note["token"] for note in notes} - vocabulary.keys():
         vocabulary[token] = piece_texts(tokenizer.decode, [tree.prompt_ids, [token]])[1]
     return {
         "step": step,
@@ -118,20 +116,11 @@ def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float |
     }
 
 
-def _suppressed_tokens(tree: TrajectoryTree) -> set[int]:
-    return {candidate["token"] for segment in tree.segments for candidate in segment.info.notes.get("suppressed", [])}
-
-
 def shown_group(
     rows: BatchRows, group: Group, tree: dict, number: int, keys: GroupTableKeys, page: Path, tokenizer
 ) -> ShownGroup:
-    """Return a prompt group as the trackers show it.
-
-    Args:
-        tree: the group's line of the trees file.
-        number: place of that line in the file, from 1.
-        page: the page that scripts/view_trees.py writes.
-    """
+    """Return a prompt group as the trackers show it: `tree` is line `number` (from 1) of the trees file, and `page` the
+    page that scripts/view_trees.py writes."""
     advantages, mask = rows.tokens("advantages", 0.0), rows.response_mask
     shown, first = [], group.rows[: keys.responses]
     for i, (row, response) in enumerate(zip(first, rows.column("responses", first), strict=True)):

@@ -31,16 +31,15 @@ from verl.trainer.checkpoint_marker import (
     missing_shards,
     shard_sizes,
 )
-from verl.trainer.checks.resources.shared_folder import check_shared_folder
+from verl.trainer.checks.resources.disk import check_shared_folder
 from verl.trainer.checks.run_dir import check_steps_left
 from verl.trainer.host_memory import HostMemoryWatch
 from verl.trainer.ppo.v1.batch_faults import not_finite, why_rewards_are_equal
-from verl.trainer.ppo.v1.batch_rows import BatchRows, send_tensors_only
-from verl.trainer.ppo.v1.equal_rewards import zero_equal_groups
-from verl.trainer.ppo.v1.padding_rows import correct_counts
+from verl.trainer.ppo.v1.batch_rows import BatchRows, send_tensors_only, zero_equal_groups
+from verl.trainer.ppo.v1.row_order import correct_counts
 from verl.trainer.ppo.v1.trainer_state import loaded_folder
 from verl.trainer.ppo.v1.tree_buffer import FilteredPrompts, RolloutsFailed
-from verl.trainer.progress_watch import START_SECONDS, ProgressWatch
+from verl.trainer.watches import START_SECONDS, ProgressWatch
 from verl.utils.fault_reports import RunError, cause_of, report_fault, reported_faults
 from verl.workers.rollout.group_counts import GroupCounts
 
@@ -282,25 +281,25 @@ class WatchedRun:
 
         def update_and_count(batch):
             output = update(batch)
-            self._count_updates(role, output["metrics"].get("grad_norm", []), batch)
+            for grad_norm in output["metrics"].get("grad_norm", []):
+                self._count_update(role, grad_norm, batch)
             return output
 
         setattr(workers, method, update_and_count)
 
-    def _count_updates(self, role: str, grad_norms: list[float], batch) -> None:
-        for grad_norm in grad_norms:
-            skipped = not math.isfinite(grad_norm)
-            self.updates += 1
-            self.skipped_updates += skipped
-            self.idle_updates += grad_norm == 0
-            self.skipped_in_a_row[role] = self.skipped_in_a_row.get(role, 0) + 1 if skipped else 0
-            if self.skipped_in_a_row[role] >= self.most_skipped:
-                culprit = not_finite(BatchRows(batch))
-                why = f"so are {culprit}" if culprit else "all that the loss reads is, so that it is the loss itself"
-                raise RunError(
-                    f"step {self.global_steps}: the last {self.skipped_in_a_row[role]} updates of the {role} were "
-                    f"skipped, because their gradients are not finite: {why}"
-                )
+    def _count_update(self, role: str, grad_norm: float, batch) -> None:
+        skipped = not math.isfinite(grad_norm)
+        self.updates += 1
+        self.skipped_updates += skipped
+        self.idle_updates += grad_norm == 0
+        self.skipped_in_a_row[role] = self.skipped_in_a_row.get(role, 0) + 1 if skipped else 0
+        if self.skipped_in_a_row[role] >= self.most_skipped:
+            culprit = not_finite(BatchRows(batch))
+            why = f"so are {culprit}" if culprit else "all that the loss reads is, so that it is the loss itself"
+            raise RunError(
+                f"step {self.global_steps}: the last {self.skipped_in_a_row[role]} updates of the {role} were "
+                f"skipped, because their gradients are not finite: {why}"
+            )
 
     def _compute_advantage(self, batch, metrics: dict):
         batch = super()._compute_advantage(batch, metrics)

@@ -181,11 +181,7 @@ def prefix_tree_attention(
     prefix_tree: TrieSegments | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """Return the output (1, N, H, D), and None as weights, for `query` (1, H, N, D), `key` and `value` (1, G, N, D).
-
-    Raises:
-        ValueError: the forward got no trie, or the model has dropout or a sliding window.
-    """
+    """Return the output (1, N, H, D), and None as weights, for `query` (1, H, N, D), `key` and `value` (1, G, N, D)."""
     if prefix_tree is None:
         raise ValueError(f"attention {NAME!r} needs the keyword argument prefix_tree of the model's forward")
     if dropout or sliding_window is not None:

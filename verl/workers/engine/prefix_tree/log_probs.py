@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from verl.workers.config.prefix_tree_models import check_model_config
+from verl.workers.config.prefix_tree import check_model_config
 from verl.workers.engine.prefix_tree.attention import NAME, TrieSegments
 from verl.workers.engine.prefix_tree.trie import Trie, build_trie
 from verl.workers.rollout.contexts import Sequences, sequences_of_row
@@ -122,8 +122,6 @@ def tree_log_probs(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
     """Return log-probabilities and entropies of sequences, computing each distinct prefix once; both have gradients.
 
-        log_probs, entropies = tree_log_probs(model, [ids("2 + 2 = 4"), ids("2 + 2 = 5")])
-
     Args:
         model: a causal model of `transformers`: Qwen2, Qwen3 or Llama. With gradient checkpointing call
             `model.set_attn_implementation("prefix_tree")` first: layers are recomputed after this function returns.
@@ -133,9 +131,6 @@ def tree_log_probs(
     Returns:
         log-probabilities (T - 1,) of the tokens from the second on, for each sequence of length T, and the entropies
         (T - 1,), in nats, of the distributions they were drawn from; None for entropies without `calculate_entropy`.
-
-    Raises:
-        ValueError: a sequence is empty, the model has another type, or it checkpoints without the call above.
     """
     if not sequences or any(sequence.dim() != 1 or not len(sequence) for sequence in sequences):
         raise ValueError("sequences: expected 1-D tensors of at least one token id")

@@ -23,24 +23,17 @@ import numpy as np
 class Trie:
     """A trie of N nodes in pre-order, each the last token of a distinct prefix. It is a forest if first tokens differ.
 
-    Attributes:
-        tokens: (N,) int64, token id of each node.
-        parent: (N,) int64, parent of each node; -1 at a root.
-        depth: (N,) int64, position of the node's token in its sequences.
-        node_of: nodes of each sequence's tokens, int64.
-        segment_starts: (S,) int64, first node of each segment. A segment is a maximal chain: each of its nodes but the
-            last has one child, which is the next node.
-        segment_ends: (S,) int64, node after each segment's last.
-        segment_sequence: (S,) int64, index of a sequence that passes through the segment.
+    A segment is a maximal chain: each of its nodes but the last has one child, which is the next node. All arrays are
+    of int64.
     """
 
-    tokens: np.ndarray
-    parent: np.ndarray
-    depth: np.ndarray
-    node_of: list[np.ndarray]
-    segment_starts: np.ndarray
-    segment_ends: np.ndarray
-    segment_sequence: np.ndarray
+    tokens: np.ndarray  # (N,) token id of each node
+    parent: np.ndarray  # (N,) parent of each node; -1 at a root
+    depth: np.ndarray  # (N,) position of the node's token in its sequences
+    node_of: list[np.ndarray]  # nodes of each sequence's tokens
+    segment_starts: np.ndarray  # (S,) first node of each segment
+    segment_ends: np.ndarray  # (S,) node after each segment's last
+    segment_sequence: np.ndarray  # (S,) index of a sequence that passes through the segment
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -52,12 +45,7 @@ class Trie:
 
 
 def build_trie(sequences: Sequence[np.ndarray], kinds: Sequence[float] | None = None) -> Trie:
-    """Return the trie of 1-D sequences of token ids, which may be empty.
-
-    Args:
-        sequences: token ids of each sequence.
-        kinds: kind of each sequence; sequences of different kinds share no node. None if all have the same kind.
-    """
+    """Return the trie of 1-D sequences of token ids, which may be empty; those of different `kinds` share no node."""
     rows = [np.ascontiguousarray(sequence, dtype=np.int64) for sequence in sequences]
     order, shared = sort_by_prefix(rows, kinds)
     node_of: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(rows)
