@@ -95,7 +95,6 @@ def compute_score(
     Raises:
         ValueError: the variant or the rule is unknown, neither ability nor data source determines a rule, or the ground
             truth has no answer.
-        RuntimeError: math-verify does not start.
     """
     check_row(data_source, ground_truth, extra_info, variant, rule, tool_tags)
     variant, rule = _choices(data_source, extra_info, variant, rule)

@@ -123,7 +123,7 @@ def register_scoring(name: str, about: str, score: Callable[[Question, str], Sco
 
 
 register_scoring(
-    "math", "the last \\boxed against the answer by math-verify", _score_mathematics, join_votes=join_mathematics
+    "math", "the last \\boxed against the answer, as mathematics", _score_mathematics, join_votes=join_mathematics
 )
 register_scoring("qa", "exact match and token F1 with the best golden answer", _score_words)
 register_scoring(ENVIRONMENT, "the environment's rewards", lambda question, response: Scored(0.0, ""))

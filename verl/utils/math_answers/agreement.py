@@ -21,7 +21,7 @@ from verl.utils.math_answers.values import (
     subtract,
 )
 
-COMPUTED = mpf(10) ** -15  # the tolerance for integrals and derivatives
+COMPUTED = mpf(10) ** -15  # the tolerance for integrals, derivatives, limits and infinite sums
 MANY_DIGITS = 10  # A decimal with at least this number of digits may be a rounded irrational number.
 MOST_DIGITS = 20_000  # largest number of digits with which equality is confirmed
 MOST_NEGATIVE = 4  # largest number of symbols that are each tried as the only negative one
@@ -37,7 +37,7 @@ def parts(*trees: tuple) -> Iterator[tuple]:
 def symbols(*trees: tuple) -> set[str]:
     """Return the names of symbols and unknown functions in formulas, without variables of sums and integrals."""
     names = {part[1] for part in parts(*trees) if part[0] in ("symbol", "unknown")}
-    return names - {part[1] for part in parts(*trees) if part[0] in ("sum", "product", "integral")}
+    return names - {part[1] for part in parts(*trees) if part[0] in ("sum", "product", "integral", "limit")}
 
 
 def renamed(tree: Any, old: tuple, new: tuple) -> Any:
@@ -123,7 +123,11 @@ def is_rounded(decimal: tuple, exact: tuple) -> bool:
 
 
 def _agree(left: tuple, right: tuple, meaning: Point) -> bool:
-    is_computed = any(part[0] in ("integral", "derivative") for part in parts(left, right))
+    is_computed = any(
+        part[0] in ("integral", "derivative", "limit")
+        or (part[0] in ("sum", "product") and ("constant", "infty") in part[2:4])
+        for part in parts(left, right)
+    )
     real: list[Point] = []
     nonreal: list[Point] = []
     nonreal_agree = True
