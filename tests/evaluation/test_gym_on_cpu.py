@@ -117,6 +117,6 @@ def test_the_environment_of_a_checkpoint_is_that_of_its_training(folder, tmp_pat
         ([*SUMS[:1], f"environment.class_path={GAMES}.NoStep"], "NoStep has no step"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_a_server_starts(folder, tmp_path, overrides, message):
+def test_keys_that_contradict_gym_are_refused_before_a_server_starts(folder, tmp_path, overrides, message):
     with pytest.raises(EvaluationError, match=message):
         plan_of(config_of(folder, tmp_path, "server.url=http://127.0.0.1:9", *overrides))

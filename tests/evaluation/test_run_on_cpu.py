@@ -217,7 +217,7 @@ def test_a_refused_parameter_is_not_reported_as_used(inputs, tmp_path):
 
 
 @pytest.mark.parametrize("api", ["tokens", "chat"])
-def test_what_the_context_left_is_reported(inputs, tmp_path, api):
+def test_tokens_left_by_the_context_are_reported(inputs, tmp_path, api):
     """One question does not fit; the responses to the other one, which need 12 tokens, get 6 of the 200 asked for."""
     model, short = ToyModel(), "What is 1 + 2?"
     tokenizer, messages = model.tokenizer, [{"role": "user", "content": short}]

@@ -80,11 +80,7 @@ def _read(rest: list[str], precedence: int = 0) -> Fraction:
 
 
 def countdown_truth(ground_truth) -> tuple[int, list[int]]:
-    """Return the target and the numbers of a Countdown problem.
-
-    Raises:
-        ValueError: the target is no whole number, there are no numbers, or one is no whole number from 0 to 10^9 - 1.
-    """
+    """Return the target and the numbers of a Countdown problem."""
     problem = json_object(ground_truth, "target and numbers")
     numbers = as_list("numbers", problem.get("numbers"), "whole numbers")
     target = whole_number("target", problem.get("target"))
@@ -111,9 +107,6 @@ def compute_score(
         `score` (0 if the answer breaks the rules); `acc` (1 if it reaches the target); `format` (1 if it uses every
         number exactly once); `pred`, the value that the answer votes for in majority votes. It is empty for an answer
         that breaks the rules, so that such an answer cannot vote for the right value.
-
-    Raises:
-        ValueError: the ground truth is no Countdown problem: the data are wrong, not the response.
     """
     nothing = {"score": 0.0, "acc": 0.0, "format": 0.0, "pred": ""}
     target, numbers = countdown_truth(ground_truth)

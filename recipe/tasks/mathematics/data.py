@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from recipe.common.problem_files import rl_row
 from recipe.tasks.mathematics.evaluation import math_answer, math_question
 from verl.evaluation.questions.prompts import BOXED_INSTRUCTION
 from verl.utils.data_files import BadRow, check_characters, describe_bad, listed, read_rows, write_rows
@@ -63,15 +64,7 @@ def convert(rows: Iterator[dict], name: str, split: str, data_source: str | None
             if not keep_repeats:
                 continue
         answers[question] = answer
-        problems.rows.append(
-            {
-                "data_source": source,
-                "prompt": [{"role": "user", "content": f"{question}\n\n{BOXED_INSTRUCTION}"}],
-                "ability": "math",
-                "reward_model": {"style": "rule", "ground_truth": answer},
-                "extra_info": {"index": len(problems.rows), "split": split},
-            }
-        )
+        problems.rows.append(rl_row(source, f"{question}\n\n{BOXED_INSTRUCTION}", answer, split, len(problems.rows)))
     return problems
 
 

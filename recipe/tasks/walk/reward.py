@@ -80,11 +80,7 @@ def follow(answer: str, truth: Mapping) -> tuple[list[str], int]:
 
 
 def walk_of(ground_truth) -> dict:
-    """Return the walk that a ground truth describes; see `compute_score`.
-
-    Raises:
-        ValueError: a part is missing or invalid.
-    """
+    """Return the walk that a ground truth describes; see `compute_score`."""
     truth = json_object(ground_truth, "start, target, steps, operations and limit")
     least = {"start": 0, "target": 0, "steps": 1, "limit": 0}
     walk: dict = {name: whole_number(name, truth.get(name), low) for name, low in least.items()}
@@ -115,9 +111,6 @@ def compute_score(
     Returns:
         `score`; `acc` and `format` (0 or 1); `pred`, the operations: the answer's vote in majority votes, and its
         identity when distinct answers are counted. It is empty for an answer that breaks the rules.
-
-    Raises:
-        ValueError: the ground truth describes no walk: the data are wrong, not the response.
     """
     nothing = {"score": 0.0, "acc": 0.0, "format": 0.0, "pred": ""}
     truth = walk_of(ground_truth)

@@ -72,9 +72,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
     Returns:
         `score` and `acc` (0 or 1), and `pred`, the number that the answer votes for in majority votes, empty if there
         is none.
-
-    Raises:
-        ValueError: the ground truth has no number: the data are wrong, not the response.
     """
     truth = _truth(data_source, ground_truth)
     response = solution_str if isinstance(solution_str, str) else ""

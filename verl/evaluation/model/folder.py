@@ -24,9 +24,6 @@ def write_model_folder(actor: Path, folder: Path) -> torch.dtype:
 
     Args:
         actor: the folder `actor` of the checkpoint.
-
-    Raises:
-        ValueError: the shards are incomplete, or are not those of the model whose config lies beside them.
     """
     source, config = actor / HUGGINGFACE, saved_config(actor.parent)
     model_class = _model_class(source)
@@ -52,9 +49,6 @@ def write_adapter(actor: Path, folder: Path) -> torch.dtype:
 
     Args:
         actor: the folder `actor` of the checkpoint.
-
-    Raises:
-        ValueError: the shards are incomplete, or are of a run without LoRA.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -94,11 +88,7 @@ def _base_weights(model_class: Any, config: DictConfig | None) -> Weights:
 
 
 def _load(model_class: Any, source: Path, weights: Weights) -> Any:
-    """Return the model whose config lies in `source`, with these weights.
-
-    Raises:
-        ValueError: a weight is missing or unknown, or has a shape that the config does not say.
-    """
+    """Return the model whose config lies in `source`, with these weights."""
     with torch.device("meta"):
         model = model_class(model_class.config_class.from_pretrained(source))
     try:

@@ -74,11 +74,7 @@ class ServerEngine(RolloutEngine):
         self.repetition_penalty = repetition_penalty
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Generate a continuation of token ids.
-
-        Raises:
-            ValueError: the request asks for top log-probs or entropies, or the server is not vLLM: it has no token ids.
-        """
+        """Generate a continuation of token ids."""
         if request.n_top_logprobs or request.n_entropy:
             raise ValueError(
                 f"n_top_logprobs={request.n_top_logprobs}, n_entropy={request.n_entropy}: the completions API reports "
@@ -190,9 +186,6 @@ def serving(model: str, log: Path, options: Sequence[str] = ()) -> Iterator[str]
 
     Yields:
         The server's URL.
-
-    Raises:
-        RuntimeError: the server ended, or did not answer within half an hour; the message holds the end of its log.
     """
     url = f"http://127.0.0.1:{(port := free_port())}"
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -64,11 +64,7 @@ def register_benchmark(name: str, benchmark: Benchmark) -> Benchmark:
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """Return the benchmark with a name, without regard to case, spaces, - and _.
-
-    Raises:
-        ValueError: there is no such benchmark; the message lists all benchmarks.
-    """
+    """Return the benchmark with a name, without regard to case, spaces, - and _."""
     benchmarks = parts("evaluation")
     benchmark = benchmarks.get("".join(char for char in name.lower() if char not in "-_ "))
     if benchmark is None:

@@ -31,9 +31,6 @@ class EvalResult:
         metrics: name -> finite number. Accuracies (`Acc-Pass@1`, `Acc-Mean@8`, `Acc-Best@8`, `Acc-Maj@8`) lie in
             [0, 1], `Response-Length-Mean` is in tokens; other names are kept as they are.
         settings: the settings of `settings.reported_settings`; empty in logs of older versions.
-
-    Raises:
-        ValueError: a metric is not finite, or an accuracy lies outside [0, 1].
     """
 
     experiment: str
@@ -75,14 +72,7 @@ def format_result_lines(results: Iterable[EvalResult]) -> list[str]:
 
 
 def parse_result_lines(lines: Iterable[str], source: str = "log") -> list[EvalResult]:
-    """Return the results in a log, in order; every line that does not start with `RESULT {` is free text.
-
-    Args:
-        source: the log's name for error messages.
-
-    Raises:
-        ValueError: a result line is damaged; the message gives the source, the line number and what is wrong.
-    """
+    """Return the results in a log, in order; every line that does not start with `RESULT {` is free text."""
     results = []
     for number, line in enumerate(lines, start=1):
         if line.startswith(PREFIX + "{"):

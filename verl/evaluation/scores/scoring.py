@@ -19,17 +19,11 @@ ENVIRONMENT = "environment"
 
 
 class Scored(NamedTuple):
-    """The score of a response.
+    """The score of a response."""
 
-    Args:
-        score: score in [0, 1]; None if the judge's reply cannot be read.
-        answer: the answer that the response votes for; empty for no vote.
-        more: other numbers (`f1`), and the `reply` of a judge.
-    """
-
-    score: float | None
-    answer: str
-    more: dict = {}
+    score: float | None  # in [0, 1]; None if the judge's reply cannot be read
+    answer: str  # what the response votes for; empty for no vote
+    more: dict = {}  # other numbers (`f1`), and the `reply` of a judge
 
 
 class Scoring(NamedTuple):

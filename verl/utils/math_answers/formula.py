@@ -3,8 +3,8 @@
 A tree is a tuple of a kind and its operands: ("number", value, digits), ("symbol", name), ("constant", name),
 ("add" | "multiply" | "divide" | "power", left, right), ("negative" | "factorial" | "degrees", operand),
 ("function", name, operand, ...), ("unknown", name, operand, ...) for f(x), ("sum" | "product" | "integral", variable,
-from, to, body), ("limit", variable, place, body), ("derivative", variable, body), ("matrix", ("row", cell, ...), ...); `structure.py` reads ("ratio",
-term, term, ...).
+from, to, body), ("limit", variable, place, body), ("derivative", variable, body), ("matrix", ("row",
+cell, ...), ...); `structure.py` reads ("ratio", term, term, ...).
 """
 
 from collections.abc import Callable, Sequence
