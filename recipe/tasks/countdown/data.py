@@ -35,26 +35,20 @@ Problem = tuple[tuple[int, ...], int]  # numbers in ascending order, target
 
 @dataclass(frozen=True, kw_only=True)
 class CountdownConfig:
-    """Difficulty and size. A model of under a million parameters learns the defaults in minutes.
-
-    Attributes:
-        demo_correct: share of the demonstrations that are right.
-        operators: signs of the operations that may occur, some of + - * /.
-        style: style of the prompt, `short` or `long`, see `countdown_text`.
-    """
+    """Difficulty and size. A model of under a million parameters learns the defaults in minutes."""
 
     train_size: int = 10_000
     test_size: int = 64
     demo_size: int = 14_400
-    demo_correct: float = 0.4
+    demo_correct: float = 0.4  # share of the demonstrations that are right
     min_numbers: int = 3
     max_numbers: int = 3
     min_number: int = 1
     max_number: int = 9
     min_target: int = 1
     max_target: int = 30
-    operators: str = "+-"
-    style: str = "short"
+    operators: str = "+-"  # signs of the operations that may occur, some of + - * /
+    style: str = "short"  # style of the prompt, see `countdown_text`
     seed: int = 0
 
     def __post_init__(self):

@@ -80,7 +80,6 @@ def compute_score(
         variant: `specification` or `published`.
         rule: the measure of correctness: `math`, `f1` (token F1) or `em` (exact match); None: see `rule_of`, and f1
             for `published`.
-        tool_tags: the tags of the tools.
         kwargs: settings of `comparison.compute_score`, such as `timeout_seconds`.
 
     Returns:

@@ -22,19 +22,12 @@ TRAINING_SETS = ("dapo-math-17k", "math")
 
 @dataclass
 class Problems:
-    """Rows in verl's format, and the rows that were left out.
-
-    Attributes:
-        rows: good rows, in the order of the file.
-        bad: row number (0 for the first) -> problem of the row.
-        repeats: number of rows with the question of an earlier row.
-        contradictions: row numbers of the repeats that have another answer than the earlier row.
-    """
+    """Rows in verl's format, and the rows that were left out."""
 
     rows: list[dict] = field(default_factory=list)
-    bad: dict[int, str] = field(default_factory=dict)
-    repeats: int = 0
-    contradictions: list[int] = field(default_factory=list)
+    bad: dict[int, str] = field(default_factory=dict)  # row number (0 for the first) -> problem of the row
+    repeats: int = 0  # number of rows with the question of an earlier row
+    contradictions: list[int] = field(default_factory=list)  # numbers of the repeats that have another answer
 
 
 def convert(rows: Iterator[dict], name: str, split: str, data_source: str | None, keep_repeats: bool) -> Problems:

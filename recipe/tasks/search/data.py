@@ -37,11 +37,7 @@ SIZES = {"corpus": "people", "demonstrations": "demo_size", "test": "test_size",
 
 @dataclass(frozen=True, kw_only=True)
 class SearchTaskConfig:
-    """Sizes of the search task. `demo_correct` is a share.
-
-    Attributes:
-        min_hops, max_hops: smallest and largest number of searches that a question needs.
-    """
+    """Sizes of the search task. A question needs `min_hops` to `max_hops` searches; `demo_correct` is a share."""
 
     people: int = 60
     train_size: int = 2000

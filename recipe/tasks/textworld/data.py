@@ -45,23 +45,17 @@ MODEL = TinyModelConfig(
 
 @dataclass(frozen=True, kw_only=True)
 class TextWorldConfig:
-    """Sizes of the games and of the files. A game takes about a second.
-
-    Attributes:
-        theme: `basic` (room 5, an F-box) or `house` (the kitchen, a refrigerator), which has far more words.
-        min_quest, max_quest: smallest and largest number of commands that a quest needs.
-        detours: chance of a demonstration's turn to be any command.
-    """
+    """Sizes of the games, whose quests need `min_quest` to `max_quest` commands, and of the files."""
 
     train_size: int = 256
     test_size: int = 32
     demo_size: int = 1024
-    theme: str = "basic"
+    theme: str = "basic"  # room 5, an F-box; `house` (the kitchen, a refrigerator) has far more words
     rooms: int = 2
     objects: int = 2
     min_quest: int = 1
     max_quest: int = 2
-    detours: float = 0.2
+    detours: float = 0.2  # chance of a demonstration's turn to be any command
     seed: int = 0
 
     def __post_init__(self):

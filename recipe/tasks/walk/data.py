@@ -50,12 +50,7 @@ MODEL = TinyModelConfig(
 class WalkConfig:
     """Difficulty and size. A model of a million parameters learns the defaults in minutes.
 
-    Attributes:
-        operators: signs of a problem's operations, one operation each, in this order: `+*-` may become `+5 *2 -3`.
-        max_operand, max_factor: largest operand of + and -; largest operand of * and /.
-        limit: largest number of a walk; its numbers are whole and at least 0.
-        max_share: largest share of the possible sequences of operations that may end at the target.
-        style: style of the prompt, `short` or `long`, see `walk_text`.
+    A problem has an operation for each sign in `operators`, in this order: `+*-` may become `+5 *2 -3`.
     """
 
     train_size: int = 800
@@ -67,11 +62,11 @@ class WalkConfig:
     max_steps: int = 6
     max_start: int = 20
     operators: str = "+*-"
-    max_operand: int = 1
-    max_factor: int = 2
-    limit: int = 40
-    max_share: float = 0.1
-    style: str = "short"
+    max_operand: int = 1  # largest operand of + and -
+    max_factor: int = 2  # largest operand of * and /
+    limit: int = 40  # largest number of a walk; its numbers are whole and at least 0
+    max_share: float = 0.1  # largest share of the possible sequences of operations that may end at the target
+    style: str = "short"  # style of the prompt, see `walk_text`
     seed: int = 0
 
     def __post_init__(self):

@@ -33,25 +33,17 @@ INSTRUCTION = 'Calculate briefly, and end with "The answer is" and the number.'
 
 @dataclass(frozen=True, kw_only=True)
 class WordProblemsConfig:
-    """Difficulty and size.
-
-    Attributes:
-        min_operations, max_operations: range of a problem's number of operations, 1 to 3, each equally frequent.
-        max_number: largest initial number, and largest number that is added or subtracted.
-        max_factor: largest multiplier or divisor.
-        max_value: largest intermediate result or answer, and largest initial number that is divided.
-        operators: signs of the operations that occur, some of + - * /.
-    """
+    """Difficulty and size. Problems with `min_operations` to `max_operations`, 1 to 3, are equally frequent."""
 
     train_size: int = 5_000
     valid_size: int = 64
     test_size: int = 256
     min_operations: int = 1
     max_operations: int = 3
-    max_number: int = 12
-    max_factor: int = 5
-    max_value: int = 100
-    operators: str = "+-*/"
+    max_number: int = 12  # largest initial number, and largest number that is added or subtracted
+    max_factor: int = 5  # largest multiplier or divisor
+    max_value: int = 100  # largest intermediate result or answer, and largest initial number that is divided
+    operators: str = "+-*/"  # signs of the operations that occur, some of + - * /
     seed: int = 0
 
     def __post_init__(self):

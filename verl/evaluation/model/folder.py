@@ -21,9 +21,6 @@ def write_model_folder(actor: Path, folder: Path) -> torch.dtype:
 
     The weights get the data type in which the run's rollout served them. If the checkpoint does not say it, they keep
     the trainer's data type, which is returned. LoRA is merged.
-
-    Args:
-        actor: the folder `actor` of the checkpoint.
     """
     source, config = actor / HUGGINGFACE, saved_config(actor.parent)
     model_class = _model_class(source)
@@ -43,13 +40,7 @@ def write_model_folder(actor: Path, folder: Path) -> torch.dtype:
 
 
 def write_adapter(actor: Path, folder: Path) -> torch.dtype:
-    """Write the LoRA of a checkpoint into the empty folder `folder` in PEFT's format.
-
-    The factors keep the trainer's data type, which is returned.
-
-    Args:
-        actor: the folder `actor` of the checkpoint.
-    """
+    """Write the LoRA of a checkpoint into the empty folder `folder` in PEFT's format, and return its data type."""
     from peft import LoraConfig, get_peft_model
 
     settings, factors, config = lora_settings(actor), read_factors(actor), saved_config(actor.parent)

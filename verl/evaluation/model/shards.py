@@ -35,7 +35,6 @@ def read_weights(actor: Path, dtype: torch.dtype | None, base: Callable[[], Weig
     LoRA is merged in float32: W + alpha / r * B A, rounded once; rsLoRA divides by the root of r.
 
     Args:
-        actor: the checkpoint's folder with the shards.
         dtype: data type of the weights; None keeps the one that they have in the shards.
         base: function that returns the base model's weights, for a checkpoint that holds the factors of LoRA only.
     """

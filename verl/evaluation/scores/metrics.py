@@ -97,14 +97,11 @@ def measure(samples: Iterable[Mapping], ks: Sequence[int]) -> dict[str, float]:
     `Unscored-Share` if a sample has no score, `Cut-Share` if it is known which responses a limit of tokens or calls has
     ended, `Lost-Share` if a question did not fit or an environment has lost a sample, `F1-Mean` if a sample has an F1,
     and `Reward-Mean` with an environment's rewards. Accuracies and F1 also have the ends of their intervals, named with
-    the endings of `INTERVAL_ENDS`. Accuracies leave out samples without a score, and
-    metrics @k leave out questions with fewer than k scores.
+    the endings of `INTERVAL_ENDS`. Accuracies leave out samples without a score, and metrics @k questions with fewer
+    than k scores.
 
-    Args:
-        samples: samples with `question` (its id), `score` (in [0, 1] or None), `answer` (the vote, normalized so that
-            equal answers are equal text), `tokens`, `tool_calls` (None if the model has no tools) and perhaps `f1`,
-            `cut`, `reward` and, for a lost one, `lost`.
-        ks: numbers of samples k, such as (1, 8).
+    Samples have `question` (its id), `score` (in [0, 1] or None), `answer` (the vote: equal answers are equal text),
+    `tokens`, `tool_calls` (None if the model has no tools) and perhaps `f1`, `cut`, `reward`, and `lost`.
     """
     by_question = defaultdict(list)
     for sample in samples:

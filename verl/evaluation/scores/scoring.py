@@ -27,18 +27,11 @@ class Scored(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """A way to score responses.
+    """A way to score responses. `score` may block; it is None for the judge, a model behind a server."""
 
-    Args:
-        about: words about it for the user.
-        score: function (question, response) -> `Scored`, which is called outside the event loop's thread, as it may
-            block; None for the judge, a model behind a server.
-        join_votes: function from the samples of an evaluation to the same samples, with one vote for equal answers.
-    """
-
-    about: str
+    about: str  # words for the user
     score: Callable[[Question, str], Scored] | None
-    join_votes: Callable[[Iterable[dict]], list[dict]] = list
+    join_votes: Callable[[Iterable[dict]], list[dict]] = list  # gives equal answers of an evaluation's samples one vote
 
 
 def without_results(response: str) -> str:

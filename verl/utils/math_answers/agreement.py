@@ -87,9 +87,6 @@ def same_formula(left: tuple, right: tuple) -> bool:
     """Return whether two formulas have the same values wherever they are real, and are real at the same points.
 
     An exact number and its rounded decimal are the same, too, if the decimal has enough digits (see `is_rounded`).
-
-    Raises:
-        Unreadable: a formula has an operation that cannot be computed.
     """
     if left == right or is_rounded(left, right) or is_rounded(right, left):
         return True
@@ -179,11 +176,7 @@ def _is_confirmed(left: tuple, right: tuple, point: Point) -> bool:
 
 
 def values_at(point: Point, *trees: tuple) -> list[Value | None] | None:
-    """Return the values of formulas at a point, None for a formula without a value; None if no formula has a value.
-
-    Raises:
-        TooLarge: a value is too large to be computed.
-    """
+    """Return the values of formulas at a point, None for a formula without a value; None if no formula has a value."""
     values: list[Value | None] = []
     for tree in trees:
         try:
@@ -202,11 +195,7 @@ def _is_nonreal(value: Value | None) -> bool:
 
 
 def _line(tree: tuple, name: str, point: Point) -> tuple[Value, Value]:
-    """Return the value at `name` = 3, and the slope, of a formula that is linear in the symbol `name`.
-
-    Raises:
-        Undefined: the formula is not linear in the symbol.
-    """
+    """Return the value at `name` = 3, and the slope, of a formula; raise Undefined unless it is linear in `name`."""
     value, *others = (evaluate(tree, replace(point, bound={name: Fraction(x)})) for x in (3, 4, 6, -5))
     slope, *slopes = (divide(subtract(y, value), Fraction(x)) for x, y in zip((1, 3, -8), others, strict=True))
     if is_zero(slope) or not all(close(slope, other) for other in slopes):

@@ -164,15 +164,11 @@ def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:
 def compute_score(
     data_source, solution_str, ground_truth, extra_info=None, timeout_seconds: float = TIMEOUT_SECONDS, **kwargs
 ) -> dict:
-    """Score a response.
+    """Score a response by its last `\\boxed{...}`, of at most 512 characters.
 
-    Args:
-        solution_str: the response; its answer is the last `\\boxed{...}`, of at most 512 characters.
-        ground_truth: LaTeX or a number, boxed or not.
-        timeout_seconds: time limit of a comparison in seconds, after which the answer is wrong.
-
-    Returns:
-        `score` and `acc` (0 or 1), and `pred`, the answer's text for majority votes, empty if there is no answer.
+    The ground truth is LaTeX or a number, boxed or not. A comparison of more than `timeout_seconds` makes the answer
+    wrong. The result has `score` and `acc` (0 or 1), and `pred`, the answer's text for majority votes, empty if there
+    is no answer.
     """
     ground_truth = math_truth(data_source, ground_truth)
     answer = last_boxed(solution_str) if isinstance(solution_str, str) else None

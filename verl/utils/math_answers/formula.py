@@ -24,11 +24,7 @@ _END = Token("end", "")
 
 
 def parse_formula(tokens: Sequence[Token]) -> tuple:
-    """Parse all tokens as one formula.
-
-    Raises:
-        Unreadable: the tokens are not one formula.
-    """
+    """Return the tree of a formula; raise Unreadable if the tokens are not one formula."""
     reader = _FormulaReader(list(tokens))
     tree = reader.sum()
     if reader.next is not _END:
