@@ -273,9 +273,7 @@ def _files_under_outputs(benchmark: str) -> list[str]:
 def _fingerprint_of_files(files: list[str]) -> str:
     digest = hashlib.sha256()
     for file in files:
-        with open(file, "rb") as data:
-            while part := data.read(1 << 20):
-                digest.update(part)
+        digest.update(Path(file).read_bytes())
     return digest.hexdigest()[:16]
 
 

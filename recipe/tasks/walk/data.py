@@ -150,22 +150,6 @@ def random_walk(problem: Problem, right: bool, rng: random.Random) -> str:
     return "\n".join(lines)
 
 
-def written(walk: str, style: str) -> str:
-    """Return a walk as a demonstration's answer: alone (`short`), or between the tags that the long prompt asks for."""
-    return walk if style == "short" else f"<answer>\n{walk}\n</answer>"
-
-
-def can_still_arrive(problem: Problem, written: str) -> bool:
-    """Return whether the lines of a walk, or of its first steps, are valid and can still lead to the target."""
-    n_lines = sum(bool(line) for line in written.splitlines())
-    try:
-        _, value = follow(written, problem.truth() | {"steps": n_lines})
-    except BrokenRule:
-        return False
-    left = problem._replace(start=value, steps=problem.steps - n_lines)
-    return left.steps >= 0 and ends(left)[left.target] > 0
-
-
 def can_arrive(step) -> float:
     """Return 1 if a walk keeps the rules so far and can still end at its target, else 0.
 
@@ -179,8 +163,14 @@ def can_arrive(step) -> float:
         )
     start, target, steps, operations = question.groups()
     problem = Problem(int(start), int(target), int(steps), tuple(operations.split()), WalkConfig.limit)
-    written = step.decode([*step.before, *step.tokens]).partition("<|")[0]  # This removes the end token.
-    return float(can_still_arrive(problem, written))
+    walk = step.decode([*step.before, *step.tokens]).partition("<|")[0]  # This removes the end token.
+    n_lines = sum(bool(line) for line in walk.splitlines())
+    try:
+        _, value = follow(walk, problem.truth() | {"steps": n_lines})
+    except BrokenRule:
+        return 0.0
+    left = problem._replace(start=value, steps=problem.steps - n_lines)
+    return float(left.steps >= 0 and ends(left)[left.target] > 0)
 
 
 def random_problem(config: WalkConfig, steps: int, max_share: float, rng: random.Random) -> Problem | None:
@@ -213,9 +203,10 @@ def demonstration(config: WalkConfig, rng: random.Random) -> dict:
     steps, problem = rng.randint(1, config.max_steps), None
     while problem is None or (steps >= config.min_steps and split_of(problem, HELD_OUT) != "train"):
         problem = random_problem(config, steps, 1.0, rng)
-    right = rng.random() < config.demo_correct
-    question = walk_text(problem.truth(), config.style)
-    return conversation(question, written(random_walk(problem, right, rng), config.style))
+    walk = random_walk(problem, rng.random() < config.demo_correct, rng)
+    # The long prompt asks for tags.
+    answer = walk if config.style == "short" else f"<answer>\n{walk}\n</answer>"
+    return conversation(walk_text(problem.truth(), config.style), answer)
 
 
 def write_walks(output_dir: str | Path, config: WalkConfig | None = None) -> dict[str, Path]:

@@ -5,6 +5,10 @@
 writes train.parquet, valid.parquet and test.parquet in verl's format. A problem with two operations and the answer 24:
 
     Tom has 12 marbles. He loses 4 marbles on the way home. Mei has 3 times as many. How many marbles does Mei have?
+
+A problem consists of an opening, changes of a quantity, and an ending, which asks for the quantity; stories.yaml has
+these lines. A line is a text and its operation ("": none): an opening with an operation means `a op b`, other lines
+mean `quantity so far op b`.
 """
 
 import random
@@ -12,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import yaml
 
 from recipe.common.problem_files import (
     check_common_fields,
@@ -22,7 +28,6 @@ from recipe.common.problem_files import (
     split_of,
     write_splits,
 )
-from recipe.tasks.word_problems.stories import MEN, STORIES, WOMEN, Line
 
 # split -> config field, in the order of writing: train.parquet is last, so if it exists, all files exist
 SIZES = {"valid": "valid_size", "test": "test_size", "train": "train_size"}
@@ -54,6 +59,28 @@ class WordProblemsConfig:
         require(self.max_number >= 3, "max_number", self.max_number, "at least 3")
         require(self.max_factor >= 2, "max_factor", self.max_factor, "at least 2")
         require(self.max_value >= self.max_number, "max_value", self.max_value, "at least max_number")
+
+
+Line = tuple[str, str]
+
+
+class Story(NamedTuple):
+    """Lines that fit together in any choice, and the things that they can be about."""
+
+    openings: tuple[Line, ...]
+    changes: tuple[Line, ...]
+    endings: tuple[Line, ...]
+    things: tuple[str, ...]
+
+
+def story_of(parts: dict[str, list]) -> Story:
+    lines = (tuple((text, operation) for text, operation in parts[name]) for name in Story._fields[:3])
+    return Story(*lines, tuple(parts["things"]))
+
+
+_texts = yaml.safe_load(Path(__file__).with_name("stories.yaml").read_text(encoding="utf-8"))
+WOMEN, MEN = (tuple(_texts[key]) for key in ("women", "men"))
+STORIES: dict[str, Story] = {name: story_of(parts) for name, parts in _texts["stories"].items()}
 
 
 class Problem(NamedTuple):

@@ -9,6 +9,9 @@ import pytest
 
 from recipe.tasks.word_problems.data import (
     INSTRUCTION,
+    MEN,
+    STORIES,
+    WOMEN,
     Problem,
     WordProblemsConfig,
     answer,
@@ -18,7 +21,6 @@ from recipe.tasks.word_problems.data import (
 )
 from recipe.tasks.word_problems.data import write_word_problems as write
 from recipe.tasks.word_problems.reward import compute_score
-from recipe.tasks.word_problems.stories import MEN, STORIES, WOMEN
 from tests.tables import table
 
 CONFIG = WordProblemsConfig(train_size=600, valid_size=60, test_size=90, seed=3)
