@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from recipe.common.problem_files import check_common_fields, require, rl_row, run_maker, write_splits
 from recipe.common.tiny_model import TinyModelConfig
@@ -160,7 +160,7 @@ def write_games(output_dir: str | Path, config: TextWorldConfig | None = None) -
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
 
         def rows_of(split: str, size: int) -> list[dict]:
-            common = {"config": made_with, "folder": folder / "games"}
+            common: dict[str, Any] = {"config": made_with, "folder": folder / "games"}
             if split == "sft":
                 specs = itertools.cycle(game_specs(made_with, "train", made_with.train_size))
                 return list(processes.map(partial(numbered_demonstration, **common), range(size), specs))

@@ -74,8 +74,9 @@ class Story(NamedTuple):
 
 
 def story_of(parts: dict[str, list]) -> Story:
-    lines = (tuple((text, operation) for text, operation in parts[name]) for name in Story._fields[:3])
-    return Story(*lines, tuple(parts["things"]))
+    kinds = ("openings", "changes", "endings")
+    openings, changes, endings = (tuple((text, sign) for text, sign in parts[kind]) for kind in kinds)
+    return Story(openings, changes, endings, tuple(parts["things"]))
 
 
 _texts = yaml.safe_load(Path(__file__).with_name("stories.yaml").read_text(encoding="utf-8"))
