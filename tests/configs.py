@@ -35,6 +35,12 @@ def composed_groups(recipe: str, name: str, groups: tuple[str, ...]) -> DictConf
         return compose(name, [search, "trainer.experiment_name=x", *groups])
 
 
+def evaluation_config(*settings: str) -> DictConfig:
+    """Return an evaluation's config as scripts/evaluate.py composes it."""
+    with initialize_config_dir(str(RECIPES / "common/config"), version_base=None):
+        return compose("evaluate", list(settings))
+
+
 def key_of(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 

@@ -2,12 +2,13 @@
 
 import argparse
 import random
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+from verl.utils.data_files import write_rows
 
 Problem = TypeVar("Problem", bound=Hashable)
 
@@ -16,6 +17,18 @@ def require(holds: bool, name: str, value, expected: str) -> None:
     """Raise ValueError unless `holds`; the message says that the field `name` has this value, and what was expected."""
     if not holds:
         raise ValueError(f"{name}={value!r}: expected {expected}")
+
+
+def check_common_fields(config, sizes: Iterable[str], least: int = 0) -> None:
+    """Check a maker's sizes, which are at least `least`, and of the other fields that several makers share those that
+    it has: the share `demo_correct`, `operators`, and `style`."""
+    for name in sizes:
+        require(getattr(config, name) >= least, name, getattr(config, name), f"at least {least}")
+    correct, operators = getattr(config, "demo_correct", 0), getattr(config, "operators", "+")
+    require(0 <= correct <= 1, "demo_correct", correct, "between 0 and 1")
+    require(bool(operators) and set(operators) <= set("+-*/"), "operators", operators, "some of + - * /")
+    style = getattr(config, "style", "short")
+    require(style in ("short", "long"), "style", style, "short or long")
 
 
 def split_of(problem: Hashable, held_out: Mapping[str, float]) -> str:
@@ -80,6 +93,23 @@ def rl_row(data_source: str, question: str, truth, split: str, index: int, abili
 def conversation(question: str, answer: str) -> dict:
     """Return a demonstration in the SFT trainer's format."""
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def write_splits(
+    output_dir: str | Path, config, sizes: Mapping[str, str], rows_of: Callable[[str, int], list[dict]]
+) -> dict[str, Path]:
+    """Write `<split>.parquet` for each split whose size in the config is above 0, in the order of `sizes`; return the
+    paths by split. No file is ever incomplete: if the last one exists, all do.
+
+    Args:
+        rows_of: function (split, its number of rows) -> rows.
+    """
+    paths = {}
+    for split, name in sizes.items():
+        if size := getattr(config, name):
+            paths[split] = Path(output_dir) / f"{split}.parquet"
+            write_rows(paths[split], rows_of(split, size))
+    return paths
 
 
 def run_maker(

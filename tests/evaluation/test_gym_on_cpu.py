@@ -5,17 +5,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from recipe.common.tiny_model import write_tiny_model
-from tests.configs import composed
+from tests.configs import composed, evaluation_config
 from tests.evaluation.toy_server import ToyModel, toy_server
 from verl.evaluation.main import EvaluationError, evaluate, plan_of
 from verl.evaluation.scores.results import parse_result_lines
 from verl.trainer.checkpoint_marker import CONFIG_FILE, MARKER
 
-ROOT = Path(__file__).resolve().parents[2]
 GAMES = "tests.workers.rollout.gym.games"
 SUMS = ["environment=gym", f"environment.class_path={GAMES}.Sums"]
 ECHO = "+tools.tool_instances.search.class_path=tests.evaluation.echo_tool.Echo"
@@ -43,10 +41,9 @@ def folder(tmp_path_factory) -> Path:
 
 
 def config_of(folder: Path, output: Path, *overrides: str):
-    with initialize_config_dir(str(ROOT / "recipe/common/config"), version_base=None):
-        settings = ["experiment=toy", "benchmark=textworld", f"files={folder}/games.parquet", f"n={N}"]
-        settings += [f"server.tokenizer={folder}/model", f"output_dir={output}", "max_tokens=300"]
-        return compose("evaluate", [*settings, *overrides])
+    settings = ["experiment=toy", "benchmark=textworld", f"files={folder}/games.parquet", f"n={N}"]
+    settings += [f"server.tokenizer={folder}/model", f"output_dir={output}", "max_tokens=300"]
+    return evaluation_config(*settings, *overrides)
 
 
 def test_the_score_is_the_environments_and_lost_answers_are_wrong_and_counted(folder, tmp_path):
@@ -117,6 +114,6 @@ def test_the_environment_of_a_checkpoint_is_that_of_its_training(folder, tmp_pat
         ([*SUMS[:1], f"environment.class_path={GAMES}.NoStep"], "NoStep has no step"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_a_server_starts(folder, tmp_path, overrides, message):
+def test_keys_that_contradict_gym_are_refused_before_a_server_starts(folder, tmp_path, overrides, message):
     with pytest.raises(EvaluationError, match=message):
         plan_of(config_of(folder, tmp_path, "server.url=http://127.0.0.1:9", *overrides))

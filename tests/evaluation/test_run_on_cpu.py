@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from recipe.common.tiny_model import write_tiny_model
+from tests.configs import evaluation_config
 from tests.evaluation.echo_tool import Echo
 from tests.evaluation.toy_server import ToyModel, toy_server
 from tests.refusals import refused, says
@@ -32,10 +32,9 @@ def inputs(tmp_path_factory) -> Path:
 
 
 def config_of(inputs: Path, url: str | None, output: Path, *overrides: str):
-    with initialize_config_dir(str(ROOT / "recipe/common/config"), version_base=None):
-        settings = ["experiment=toy", "benchmark=hotpotqa", f"files={inputs}/hotpotqa.jsonl", f"n={N}", "ks=[1,2,4]"]
-        settings += [f"server.url={url or 'null'}", f"server.tokenizer={inputs}/model", f"output_dir={output}"]
-        return compose("evaluate", [*settings, "max_tokens=200", *overrides])
+    settings = ["experiment=toy", "benchmark=hotpotqa", f"files={inputs}/hotpotqa.jsonl", f"n={N}", "ks=[1,2,4]"]
+    settings += [f"server.url={url or 'null'}", f"server.tokenizer={inputs}/model", f"output_dir={output}"]
+    return evaluation_config(*settings, "max_tokens=200", *overrides)
 
 
 def samples_of(output: Path) -> list[dict]:
@@ -217,7 +216,7 @@ def test_a_refused_parameter_is_not_reported_as_used(inputs, tmp_path):
 
 
 @pytest.mark.parametrize("api", ["tokens", "chat"])
-def test_what_the_context_left_is_reported(inputs, tmp_path, api):
+def test_tokens_left_by_the_context_are_reported(inputs, tmp_path, api):
     """One question does not fit; the responses to the other one, which need 12 tokens, get 6 of the 200 asked for."""
     model, short = ToyModel(), "What is 1 + 2?"
     tokenizer, messages = model.tokenizer, [{"role": "user", "content": short}]

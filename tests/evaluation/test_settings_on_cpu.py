@@ -3,19 +3,17 @@
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
 from recipe.common.tiny_model import write_tiny_model
-from tests.configs import composed
+from tests.configs import composed, evaluation_config
 from tests.evaluation.toy_server import ToyModel, toy_server
 from tests.tables import table
 from verl.evaluation.main import EvaluationError, evaluate, plan_of
 from verl.evaluation.scores.results import parse_result_lines
 from verl.trainer.checkpoint_marker import CONFIG_FILE, MARKER
 
-ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = (
     """{% for m in messages %}{{ m['role'] }}:{{ m['content'] }};{% endfor %}{{ '<quick>' if quick else '<slow>' }}"""
 )
@@ -38,9 +36,8 @@ def run(tmp_path_factory) -> Path:
 
 
 def config_of(run: Path, output: Path, *overrides: str):
-    with initialize_config_dir(str(ROOT / "recipe/common/config"), version_base=None):
-        settings = ["experiment=run", "benchmark=gsm8k", f"files={run}/gsm8k.jsonl", f"output_dir={output}", "n=2"]
-        return compose("evaluate", [*settings, "max_tokens=50", *overrides])
+    settings = ["experiment=run", "benchmark=gsm8k", f"files={run}/gsm8k.jsonl", f"output_dir={output}", "n=2"]
+    return evaluation_config(*settings, "max_tokens=50", *overrides)
 
 
 @pytest.mark.parametrize(("overrides", "template"), table(__file__, "templates"))

@@ -70,30 +70,20 @@ def _as_evaluation_error():
 
 
 class Plan(NamedTuple):
-    """An evaluation on a benchmark whose config and files have been checked.
-
-    Args:
-        checkpoint: the model to evaluate; None for the model of the server `server.url`.
-        scoring: name of a registered scoring.
-        tools: settings of the tools that the model may call; None if it has none.
-        environment: what answers the model.
-        prompt: style of the prompts in words, from `prompt_style`.
-        template: `apply_chat_template_kwargs`.
-        rooms: largest number of tokens that max_tokens and the context leave to a response to each question, 0 or less
-            where the question does not fit; empty if that is not known.
-        refused: names of the sampling parameters that the server has refused.
-    """
+    """An evaluation on a benchmark whose config and files have been checked."""
 
     config: DictConfig
-    checkpoint: Checkpoint | None
+    checkpoint: Checkpoint | None  # None for the model of the server `server.url`
     questions: QuestionSet
     scoring: str
-    tools: ToolsConfig | None
+    tools: ToolsConfig | None  # None if the model has no tools
     environment: EnvironmentChoice
-    prompt: str
-    template: dict
+    prompt: str  # style of the prompts in words, from `prompt_style`
+    template: dict  # `apply_chat_template_kwargs`
+    # For each question: the largest number of tokens that max_tokens and the context leave to a response, 0 or less if
+    # the question does not fit. Empty if that is not known.
     rooms: Sequence[int] = ()
-    refused: Sequence[str] = ()
+    refused: Sequence[str] = ()  # names of the sampling parameters that the server has refused
 
     @property
     def sampling(self) -> dict:
@@ -151,11 +141,7 @@ class Plan(NamedTuple):
 
 @_as_evaluation_error()
 def plan_of(config: DictConfig) -> Plan:
-    """Read and check everything that can be checked before a server starts.
-
-    Raises:
-        EvaluationError: something is wrong; the message is about the first problem.
-    """
+    """Read and check everything that can be checked before a server starts; an EvaluationError says what is wrong."""
     scoring = config.scoring or find_benchmark(config.benchmark).scoring
     _check_keys(config, scoring)
     tools = read_keys(ToolsConfig, config.tools, "actor_rollout_ref.rollout.tools")
@@ -287,9 +273,7 @@ def _files_under_outputs(benchmark: str) -> list[str]:
 def _fingerprint_of_files(files: list[str]) -> str:
     digest = hashlib.sha256()
     for file in files:
-        with open(file, "rb") as data:
-            while part := data.read(1 << 20):
-                digest.update(part)
+        digest.update(Path(file).read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -341,9 +325,6 @@ def _connect(side: DictConfig, url: str, at_once: int) -> tuple[list[AsyncOpenAI
     Returns:
         the clients, the model's name on the server, the largest number of tokens of prompt and response together (None
         if the server does not say), and whether the server knows vLLM's sampling parameters.
-
-    Raises:
-        EvaluationError: the server does not list its models, or serves several and the config names none.
     """
     key = os.environ.get(side.api_key_env or "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -434,9 +415,6 @@ def evaluate(config: DictConfig) -> list[str]:
     """Run an evaluation on one or more benchmarks, or continue it, and return the lines of its results.
 
     With DRY_RUN=1 in the environment nothing is started, and the lines describe the checked plans instead.
-
-    Raises:
-        EvaluationError: the evaluation cannot be made.
     """
     plans = _plans(config)
     if os.environ.get("DRY_RUN", "0") not in ("", "0"):

@@ -26,32 +26,20 @@ from verl.workers.rollout.tree_builder import BranchPolicy, Ended, Path, Samplin
 
 
 class Response(NamedTuple):
-    """A response.
-
-    Args:
-        text: the response's text.
-        tokens: number of tokens that the model generated.
-        tool_calls: number of tool calls; None if the model has no tools.
-        reward: reward of an environment that gives rewards, whose score is the reward, at least 0 and at most 1.
-        lost: reason why the response is empty and counts as wrong: the environment has lost it, or the question does
-            not fit into the context; else empty.
-        cut: whether the response ended at a limit of tokens or tool calls; None if unknown.
-        max_tokens: largest number of tokens that the response could have; None if unknown.
-        refused: names of the sampling parameters that the server refused.
-    """
+    """A response; None stands for what is unknown or does not apply."""
 
     text: str
-    tokens: int
+    tokens: int  # number of tokens that the model generated
     tool_calls: int | None = None
-    reward: float | None = None
-    lost: str = ""
-    cut: bool | None = None
-    max_tokens: int | None = None
-    refused: Sequence[str] = ()
+    reward: float | None = None  # the environment's
+    lost: str = ""  # why the response is empty and wrong: the environment has lost it, or the question does not fit
+    cut: bool | None = None  # whether it ended at a limit of tokens or tool calls
+    max_tokens: int | None = None  # largest number of tokens that it could have
+    refused: Sequence[str] = ()  # names of the sampling parameters that the server refused
 
     @property
     def scored_by_environment(self) -> Scored | None:
-        """The score by the environment, and of a lost response; None if it gives no rewards."""
+        """The environment's reward, cut to [0, 1], or the 0 of a lost response; None for any other response."""
         more: dict[str, Any] = {} if self.reward is None else {"reward": self.reward}
         more |= {"lost": self.lost} if self.lost else {}
         return Scored(min(max(self.reward or 0.0, 0.0), 1.0), "", more) if more else None
@@ -88,17 +76,12 @@ def token_responder(
     context: int | None,
     rule: ContextRule | None = None,
 ) -> Responder:
-    """Return an asynchronous function (question, seed) -> `Response`, in any environment.
-
-    It exchanges token ids with the model, as training does.
+    """Return a responder that exchanges token ids with the model in an environment, as training does.
 
     Args:
-        tokenizer: the model's tokenizer, whose chat template makes the prompt.
         template: further options of the chat template, such as `enable_thinking`.
         sampling: temperature, top_p, top_k, stop (without an environment) and max_tokens, the limit of a response
             including the environment's answers.
-        stop_token_ids: token ids that end a response.
-        environment: what answers the model; NO_ENVIRONMENT: it answers in one turn.
         context: largest number of tokens that a turn reads and writes together; None: the server limits them.
         rule: what a turn reads of earlier ones; None for everything.
     """
@@ -141,12 +124,7 @@ def token_responder(
 
 
 def chat_responder(model: ChatModel, sampling: Mapping, template: Mapping) -> Responder:
-    """Return an asynchronous function (question, seed) -> `Response` for a model behind a chat API, without tools.
-
-    Args:
-        sampling, template: see `token_responder`; top_k, a repetition penalty and options of the template are sent only
-            if the server knows them.
-    """
+    """Return a responder for a model behind a chat API, without tools; see `token_responder` for the options."""
     options = {name: value for name, value in sampling.items() if name != "stop" or value}
     if template:
         options["chat_template_kwargs"] = dict(template)
@@ -177,11 +155,8 @@ async def collect(
     seed: int,
     at_once: int,
 ) -> None:
-    """Ask for the samples that the file lacks, and score them. The first failure stops it; finished samples are kept.
-
-    Args:
-        at_once: largest number of samples that are asked for or scored at the same time.
-    """
+    """Ask for the samples that the file lacks, `at_once` at a time, and score them. The first failure stops it, and
+    finished samples are kept."""
     todo, total = missing(questions, n, samples), len(questions) * n
     bar = tqdm(total=total, initial=total - len(todo), unit="sample", desc=samples.path.stem)
     slots = asyncio.Semaphore(at_once)

@@ -33,19 +33,12 @@ def chat_template_kwargs(config: DictConfig, checkpoint: Checkpoint | None) -> d
 
 
 class EnvironmentChoice(NamedTuple):
-    """What answers the model.
+    """What answers the model."""
 
-    Args:
-        name: `tools` (calls in tags, or no tools), `chat` or `gym`.
-        multi_turn: upstream's keys of `multi_turn`, for `chat`.
-        keys: keys under `environment`, for `gym`; None for others.
-        contexts: what a turn reads of earlier ones.
-    """
-
-    name: str
-    multi_turn: MultiTurnConfig
-    keys: GymKeys | None = None
-    contexts: ContextKeys = ContextKeys()
+    name: str  # `tools` (calls in tags, or no tools), `chat` or `gym`
+    multi_turn: MultiTurnConfig  # for `chat`
+    keys: GymKeys | None = None  # keys under `environment`, for `gym`
+    contexts: ContextKeys = ContextKeys()  # what a turn reads of earlier ones
 
     @property
     def about(self) -> str:
@@ -60,9 +53,6 @@ def environment_choice(config: DictConfig, checkpoint: Checkpoint | None, has_ta
 
     Without a choice of `environment` it is that with which the checkpoint was trained, but `gym` only if the questions
     have tasks for it; else `tools`.
-
-    Raises:
-        ValueError: another environment.
     """
     run = config if "actor_rollout_ref" in config else _run_of(checkpoint)
     rollout = run.actor_rollout_ref.rollout if run is not None else OmegaConf.create()

@@ -14,11 +14,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from recipe.common.problem_files import conversation, draw_until, require, rl_row, run_maker, split_of
+from recipe.common.problem_files import (
+    check_common_fields,
+    conversation,
+    draw_until,
+    require,
+    rl_row,
+    run_maker,
+    split_of,
+    write_splits,
+)
 from recipe.tasks.countdown.reward import NotAnExpression, evaluate
-from verl.utils.data_files import write_rows
 
-SIZES = {"train": "train_size", "test": "test_size", "sft": "demo_size"}
+SIZES = {"sft": "demo_size", "test": "test_size", "train": "train_size"}
 TEST_SHARE = 0.2
 FRUITLESS_ATTEMPTS = 20_000
 _OPERATIONS = {"+": (operator.add, 1), "-": (operator.sub, 1), "*": (operator.mul, 2), "/": (operator.truediv, 2)}
@@ -27,43 +35,29 @@ Problem = tuple[tuple[int, ...], int]  # numbers in ascending order, target
 
 @dataclass(frozen=True, kw_only=True)
 class CountdownConfig:
-    """Difficulty and size. A model of under a million parameters learns the defaults in minutes.
-
-    Attributes:
-        demo_correct: share of the demonstrations that are right.
-        operators: signs of the operations that may occur, some of + - * /.
-        style: style of the prompt, `short` or `long`, see `countdown_text`.
-
-    Raises:
-        ValueError: a field is out of range; the message names it.
-    """
+    """Difficulty and size. A model of under a million parameters learns the defaults in minutes."""
 
     train_size: int = 10_000
     test_size: int = 64
     demo_size: int = 14_400
-    demo_correct: float = 0.4
+    demo_correct: float = 0.4  # share of the demonstrations that are right
     min_numbers: int = 3
     max_numbers: int = 3
     min_number: int = 1
     max_number: int = 9
     min_target: int = 1
     max_target: int = 30
-    operators: str = "+-"
-    style: str = "short"
+    operators: str = "+-"  # signs of the operations that may occur, some of + - * /
+    style: str = "short"  # style of the prompt, see `countdown_text`
     seed: int = 0
 
     def __post_init__(self):
-        for name in SIZES.values():
-            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        require(0 <= self.demo_correct <= 1, "demo_correct", self.demo_correct, "between 0 and 1")
+        check_common_fields(self, SIZES.values())
         require(2 <= self.min_numbers <= 4, "min_numbers", self.min_numbers, "2 to 4")
         require(self.min_numbers <= self.max_numbers <= 4, "max_numbers", self.max_numbers, "min_numbers to 4")
         require(1 <= self.min_number, "min_number", self.min_number, "at least 1")
         require(self.min_number <= self.max_number, "max_number", self.max_number, "at least min_number")
         require(self.min_target <= self.max_target, "max_target", self.max_target, "at least min_target")
-        are_valid = self.operators and set(self.operators) <= set("+-*/")
-        require(bool(are_valid), "operators", self.operators, "some of + - * /")
-        require(self.style in ("short", "long"), "style", self.style, "short or long")
 
 
 def countdown_text(numbers: Sequence[int], target: int, operators: str, style: str) -> str:
@@ -120,7 +114,7 @@ def solve(numbers: Sequence[int], target: int, operators: str = "+-*/") -> str |
 
 
 def random_expression(numbers: Sequence[int], operators: str, rng: random.Random) -> str | None:
-    """Return a random expression of all numbers without parentheses; None if it divides by zero."""
+    """Return a random expression without parentheses; None if it divides by zero."""
     order = rng.sample(list(numbers), len(numbers))
     text = str(order[0]) + "".join(f"{rng.choice(operators)}{n}" for n in order[1:])
     try:
@@ -131,10 +125,7 @@ def random_expression(numbers: Sequence[int], operators: str, rng: random.Random
 
 
 def random_problem(config: CountdownConfig, rng: random.Random) -> Problem | None:
-    """Return a problem whose target is the value of a random expression.
-
-    The result is None if the expression divides by zero, or if its value is a fraction or no allowed target.
-    """
+    """Return a problem whose target is the value of a random expression; None if that value is no allowed target."""
     count = rng.randint(config.min_numbers, config.max_numbers)
     terms = [_number(rng.randint(config.min_number, config.max_number)) for _ in range(count)]
     numbers = tuple(sorted(int(term.value) for term in terms))
@@ -151,11 +142,7 @@ def random_problem(config: CountdownConfig, rng: random.Random) -> Problem | Non
 
 
 def draw_problems(config: CountdownConfig, size: int, test: bool, rng: random.Random) -> list[Problem]:
-    """Return `size` problems of the test or training split; test problems are distinct, training problems may repeat.
-
-    Raises:
-        ValueError: the config has too few problems for this split.
-    """
+    """Return `size` problems of the test split, which are distinct, or of the training split, which may repeat."""
     return draw_until(
         lambda _: random_problem(config, rng),
         lambda problem: (split_of(problem, {"test": TEST_SHARE}) == "test") == test,
@@ -175,10 +162,7 @@ def row_of(problem: Problem, index: int, split: str, config: CountdownConfig, rn
 
 
 def demonstration(problem: Problem, config: CountdownConfig, rng: random.Random) -> dict:
-    """Return a conversation for the SFT trainer.
-
-    Its answer is right with probability `demo_correct`, else a random expression, which is seldom right.
-    """
+    """Return a conversation, right with probability `demo_correct`, else with a random expression, seldom right."""
     numbers, target = problem
     shown = rng.sample(numbers, len(numbers))
     expression = None
@@ -193,7 +177,7 @@ def demonstration(problem: Problem, config: CountdownConfig, rng: random.Random)
 
 
 def write_countdown(output_dir: str | Path, config: CountdownConfig | None = None) -> dict[str, Path]:
-    """Write the three files, except for sizes of 0, and return their paths by split. No file is ever incomplete."""
+    """Write the three files, see `write_splits`."""
     config = config or CountdownConfig()
     rng = random.Random(config.seed)
     test = draw_problems(config, config.test_size, True, rng)
@@ -204,11 +188,7 @@ def write_countdown(output_dir: str | Path, config: CountdownConfig | None = Non
         "train": [row_of(p, i, "train", config, rng) for i, p in enumerate(train)],
         "sft": [demonstration(p, config, rng) for p in demos],
     }
-    # train.parquet is written last: if it exists, all files exist.
-    paths = {split: Path(output_dir) / f"{split}.parquet" for split in ("sft", "test", "train") if rows[split]}
-    for split, path in paths.items():
-        write_rows(path, rows[split])
-    return paths
+    return write_splits(output_dir, config, SIZES, lambda split, size: rows[split])
 
 
 def main(arguments: list[str] | None = None) -> None:

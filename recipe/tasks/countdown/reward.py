@@ -41,10 +41,7 @@ def last_answer(text: str) -> str | None:
 def evaluate(expression: str) -> tuple[Fraction, list[int]]:
     """Return the value and the integers (in reading order) of an expression of integers, `+ - * /` and parentheses.
 
-    All operators are binary: Countdown's `-` takes two numbers.
-
-    Raises:
-        NotAnExpression: the text is anything else, or divides by zero.
+    All operators are binary. NotAnExpression is raised for any other text, and for a division by zero.
     """
     expression = expression.translate(_SPELLINGS)
     if not expression or len(expression) > MAX_ANSWER_CHARS or not _ALLOWED.issuperset(expression):
@@ -80,11 +77,7 @@ def _read(rest: list[str], precedence: int = 0) -> Fraction:
 
 
 def countdown_truth(ground_truth) -> tuple[int, list[int]]:
-    """Return the target and the numbers of a Countdown problem.
-
-    Raises:
-        ValueError: the target is no whole number, there are no numbers, or one is no whole number from 0 to 10^9 - 1.
-    """
+    """Return the target and the numbers of a Countdown problem."""
     problem = json_object(ground_truth, "target and numbers")
     numbers = as_list("numbers", problem.get("numbers"), "whole numbers")
     target = whole_number("target", problem.get("target"))
@@ -99,21 +92,16 @@ def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:
 def compute_score(
     data_source, solution_str, ground_truth, extra_info=None, format_score: float = 0.1, score: float = 1.0, **kwargs
 ) -> dict:
-    """Score a response.
+    """Score a response by its last `<answer>expression</answer>`.
+
+    An expression that uses every number exactly once gets `score` if it reaches the target, else `format_score`.
 
     Args:
-        solution_str: the response as text; the answer is its last `<answer>expression</answer>`.
         ground_truth: `{"target": int, "numbers": [int, ...]}`, or the same as JSON text.
-        format_score: the score of an expression that uses every number exactly once but misses the target.
-        score: the score of an expression that also reaches the target.
 
     Returns:
         `score` (0 if the answer breaks the rules); `acc` (1 if it reaches the target); `format` (1 if it uses every
-        number exactly once); `pred`, the value that the answer votes for in majority votes. It is empty for an answer
-        that breaks the rules, so that such an answer cannot vote for the right value.
-
-    Raises:
-        ValueError: the ground truth is no Countdown problem: the data are wrong, not the response.
+        number exactly once); `pred`, the value that it votes for, empty for an answer that breaks the rules.
     """
     nothing = {"score": 0.0, "acc": 0.0, "format": 0.0, "pred": ""}
     target, numbers = countdown_truth(ground_truth)

@@ -46,9 +46,6 @@ def read_wikidata_aliases(data: Path) -> dict[str, list[str]]:
     """Return Wikidata id -> names of the entity, from id_aliases.json (a JSON object on each line) beside a data file.
 
     The result is empty if there is no such file.
-
-    Raises:
-        ValueError: a line is damaged; the message names the file and the line.
     """
     names: dict[str, list[str]] = {}
     path = data.with_name("id_aliases.json")

@@ -29,9 +29,6 @@ def rule_of(data_source: str, ability: str | None = None) -> str:
 
     >>> rule_of("math_dapo"), rule_of("2WikiMultihopQA"), rule_of("math_dapo", "qa"), rule_of("hotpotqa", "reasoning")
     ('math', 'f1', 'f1', 'f1')
-
-    Raises:
-        ValueError: neither contains a part that identifies the kind.
     """
     for text in (ability or "", data_source):
         name = str(text).lower().replace("-", "").replace("_", "")
@@ -83,7 +80,6 @@ def compute_score(
         variant: `specification` or `published`.
         rule: the measure of correctness: `math`, `f1` (token F1) or `em` (exact match); None: see `rule_of`, and f1
             for `published`.
-        tool_tags: the tags of the tools.
         kwargs: settings of `comparison.compute_score`, such as `timeout_seconds`.
 
     Returns:
@@ -91,11 +87,6 @@ def compute_score(
         rules); `correctness` in [0, 1]; `tool_calls`, the number of calls with a result before the first error in the
         format; `all_tools` (1 if every tool was called, or for `published`, if every tool's closing tag occurs; else
         0); `pred`, the answer's text for majority votes, empty if there is no answer.
-
-    Raises:
-        ValueError: the variant or the rule is unknown, neither ability nor data source determines a rule, or the ground
-            truth has no answer.
-        RuntimeError: math-verify does not start.
     """
     check_row(data_source, ground_truth, extra_info, variant, rule, tool_tags)
     variant, rule = _choices(data_source, extra_info, variant, rule)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from recipe.common.problem_files import rl_row
 from recipe.tasks.mathematics.evaluation import math_answer, math_question
 from verl.evaluation.questions.prompts import BOXED_INSTRUCTION
 from verl.utils.data_files import BadRow, check_characters, describe_bad, listed, read_rows, write_rows
@@ -21,19 +22,12 @@ TRAINING_SETS = ("dapo-math-17k", "math")
 
 @dataclass
 class Problems:
-    """Rows in verl's format, and the rows that were left out.
-
-    Attributes:
-        rows: good rows, in the order of the file.
-        bad: row number (0 for the first) -> problem of the row.
-        repeats: number of rows with the question of an earlier row.
-        contradictions: row numbers of the repeats that have another answer than the earlier row.
-    """
+    """Rows in verl's format, and the rows that were left out."""
 
     rows: list[dict] = field(default_factory=list)
-    bad: dict[int, str] = field(default_factory=dict)
-    repeats: int = 0
-    contradictions: list[int] = field(default_factory=list)
+    bad: dict[int, str] = field(default_factory=dict)  # row number (0 for the first) -> problem of the row
+    repeats: int = 0  # number of rows with the question of an earlier row
+    contradictions: list[int] = field(default_factory=list)  # numbers of the repeats that have another answer
 
 
 def convert(rows: Iterator[dict], name: str, split: str, data_source: str | None, keep_repeats: bool) -> Problems:
@@ -63,15 +57,7 @@ def convert(rows: Iterator[dict], name: str, split: str, data_source: str | None
             if not keep_repeats:
                 continue
         answers[question] = answer
-        problems.rows.append(
-            {
-                "data_source": source,
-                "prompt": [{"role": "user", "content": f"{question}\n\n{BOXED_INSTRUCTION}"}],
-                "ability": "math",
-                "reward_model": {"style": "rule", "ground_truth": answer},
-                "extra_info": {"index": len(problems.rows), "split": split},
-            }
-        )
+        problems.rows.append(rl_row(source, f"{question}\n\n{BOXED_INSTRUCTION}", answer, split, len(problems.rows)))
     return problems
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from recipe.common.problem_files import require, rl_row, run_maker
+from recipe.common.problem_files import check_common_fields, require, rl_row, run_maker
 from recipe.common.tiny_model import TinyModelConfig
 from verl.utils.data_files import write_rows
 from verl.workers.rollout.tools.search.bm25_index import words
@@ -37,14 +37,7 @@ SIZES = {"corpus": "people", "demonstrations": "demo_size", "test": "test_size",
 
 @dataclass(frozen=True, kw_only=True)
 class SearchTaskConfig:
-    """Sizes of the search task. `demo_correct` is a share.
-
-    Attributes:
-        min_hops, max_hops: smallest and largest number of searches that a question needs.
-
-    Raises:
-        ValueError: a field is out of range; the message names it.
-    """
+    """Sizes of the search task. A question needs `min_hops` to `max_hops` searches; `demo_correct` is a share."""
 
     people: int = 60
     train_size: int = 2000
@@ -57,11 +50,9 @@ class SearchTaskConfig:
 
     def __post_init__(self):
         require(4 <= self.people <= len(NAMES), "people", self.people, f"4 to {len(NAMES)}")
-        require(0 <= self.demo_correct <= 1, "demo_correct", self.demo_correct, "between 0 and 1")
         require(2 <= self.min_hops, "min_hops", self.min_hops, "at least 2")
         require(self.min_hops <= self.max_hops < self.people, "max_hops", self.max_hops, "min_hops to people - 1")
-        for name in ("train_size", "test_size", "demo_size"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        check_common_fields(self, ("train_size", "test_size", "demo_size"), 1)
 
 
 NAMES = tuple(name for name in map("".join, itertools.product("bdfghklmnprstvwz", "aeiou")) if words(name) == [name])
@@ -97,11 +88,7 @@ def chain_of(person: str, length: int, world: World) -> tuple[str, ...]:
 
 
 def all_questions(world: World, config: SearchTaskConfig) -> tuple[list[Question], list[Question]]:
-    """Return the questions that name one person and those that name two, without questions that need a person twice.
-
-    Raises:
-        ValueError: no chain of pals is long enough for `max_hops`.
-    """
+    """Return the questions that name one person and those that name two, without questions that need a person twice."""
     people = sorted(world.ages)
     one_named, two_named = [], []
     for hops in range(config.min_hops, config.max_hops + 1):
@@ -124,9 +111,6 @@ def make_questions(world: World, config: SearchTaskConfig) -> tuple[list[Questio
     """Return training questions (drawn with repeats) and test questions, half of them naming one person, half two.
 
     No question is in both. Test questions that name one person repeat if there are too few of them.
-
-    Raises:
-        ValueError: there are too few questions; the message names the field.
     """
     rng = random.Random(f"{config.seed} questions")
     one_named, two_named = all_questions(world, config)
@@ -173,7 +157,7 @@ def verl_row(question: Question, world: World, index: int, split: str) -> dict:
 
 
 async def write_search_task(output_dir: str | Path, config: SearchTaskConfig) -> dict[str, Path]:
-    """Write the four files, none of them ever incomplete, and return their paths by the keys of SIZES."""
+    """Write the four files and return their paths by the keys of SIZES."""
     world, suffixes = make_world(config), ("jsonl", "jsonl", "parquet", "parquet")
     paths = {name: Path(output_dir, f"{name}.{suffix}") for name, suffix in zip(SIZES, suffixes, strict=True)}
     corpus = [

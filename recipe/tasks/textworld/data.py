@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
-from recipe.common.problem_files import require, rl_row, run_maker
+from recipe.common.problem_files import check_common_fields, require, rl_row, run_maker, write_splits
 from recipe.common.tiny_model import TinyModelConfig
-from verl.utils.data_files import write_rows
 
 INSTRUCTION = "Play this text game. Write one command a turn, such as: look, go east, open box, take key from box."
 # split -> config field, in the order of writing: train.parquet is last, so if it exists, all files exist
@@ -45,33 +45,22 @@ MODEL = TinyModelConfig(
 
 @dataclass(frozen=True, kw_only=True)
 class TextWorldConfig:
-    """Sizes of the games and of the files. A game takes about a second.
-
-    Attributes:
-        theme: `basic` (room 5, an F-box) or `house` (the kitchen, a refrigerator), which has far more words.
-        min_quest, max_quest: smallest and largest number of commands that a quest needs.
-        detours: chance of a demonstration's turn to be any command.
-
-    Raises:
-        ValueError: a field is out of range; the message names it.
-    """
+    """Sizes of the games, whose quests need `min_quest` to `max_quest` commands, and of the files."""
 
     train_size: int = 256
     test_size: int = 32
     demo_size: int = 1024
-    theme: str = "basic"
+    theme: str = "basic"  # room 5, an F-box; `house` (the kitchen, a refrigerator) has far more words
     rooms: int = 2
     objects: int = 2
     min_quest: int = 1
     max_quest: int = 2
-    detours: float = 0.2
+    detours: float = 0.2  # chance of a demonstration's turn to be any command
     seed: int = 0
 
     def __post_init__(self):
-        for name in SIZES.values():
-            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        for name in ("rooms", "objects", "min_quest"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        check_common_fields(self, SIZES.values())
+        check_common_fields(self, ("rooms", "objects", "min_quest"), 1)
         require(self.min_quest <= self.max_quest, "max_quest", self.max_quest, "at least min_quest")
         require(self.theme in THEMES, "theme", self.theme, " or ".join(THEMES))
         require(
@@ -80,8 +69,7 @@ class TextWorldConfig:
         require(0 <= self.detours < 1, "detours", self.detours, "from 0, below 1")
 
 
-@dataclass(frozen=True)
-class GameSpec:
+class GameSpec(NamedTuple):
     """A game to make: its generator's seed, and the number of commands of its quest."""
 
     seed: int
@@ -98,11 +86,7 @@ def game_specs(config: TextWorldConfig, split: str, size: int) -> list[GameSpec]
 
 
 def make_game(spec: GameSpec, config: TextWorldConfig, folder: Path) -> Path:
-    """Make a game's .z8 file, with its .json file beside it, unless it is there; return its path.
-
-    Raises:
-        ValueError: the generator finds no such game.
-    """
+    """Make a game's .z8 file, with its .json file beside it, unless it is there; return its path."""
     path = folder / f"{config.theme}_{config.rooms}_{config.objects}_{spec.quest}_{spec.seed}.z8"
     if path.is_file():
         return path
@@ -167,32 +151,23 @@ def numbered_demonstration(number: int, spec: GameSpec, config: TextWorldConfig,
 
 
 def write_games(output_dir: str | Path, config: TextWorldConfig | None = None) -> dict[str, Path]:
-    """Write the games and the three files, except for sizes of 0, and return the files' paths by split. No file is ever
-    incomplete, and an interrupted call goes on with the games that are there.
-
-    Raises:
-        ValueError: textworld is not installed, or there are no such games.
-    """
-    config, folder = config or TextWorldConfig(), Path(output_dir).resolve()
+    """Write the games and the three files, see `write_splits`. An interrupted call goes on with the games there."""
+    made_with, folder = config or TextWorldConfig(), Path(output_dir).resolve()
     try:
         import recipe.tasks.textworld.environment  # noqa: F401 (whether it can be imported)
     except ImportError as error:
         raise ValueError(str(error)) from error
-    paths, games = {}, folder / "games"
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
-        for split, name in SIZES.items():
-            if not (size := getattr(config, name)):
-                continue
+
+        def rows_of(split: str, size: int) -> list[dict]:
+            common: dict[str, Any] = {"config": made_with, "folder": folder / "games"}
             if split == "sft":
-                specs = itertools.cycle(game_specs(config, "train", config.train_size))
-                make = partial(numbered_demonstration, config=config, folder=games)
-                rows = processes.map(make, range(size), itertools.islice(specs, size))
-            else:
-                make = partial(row_of, split=split, config=config, folder=games)
-                rows = processes.map(make, game_specs(config, split, size))
-            paths[split] = folder / f"{split}.parquet"
-            write_rows(paths[split], list(rows))
-    return paths
+                specs = itertools.cycle(game_specs(made_with, "train", made_with.train_size))
+                return list(processes.map(partial(numbered_demonstration, **common), range(size), specs))
+            make = partial(row_of, split=split, **common)
+            return list(processes.map(make, game_specs(made_with, split, size)))
+
+        return write_splits(folder, made_with, SIZES, rows_of)
 
 
 def main() -> None:

@@ -31,9 +31,7 @@ _BREAKS = re.compile(r"\s*\n\s*")
 class TextWorld:
     """A game. The rewards of a won game sum to 1: each is the increase of the score, divided by the largest score.
 
-    Args:
-        with_commands: whether `state` also holds `policy_commands`, which win the game from here, and
-            `admissible_commands`.
+    With `with_commands`, `state` also has `policy_commands`, which win the game from here, and `admissible_commands`.
     """
 
     def __init__(self, with_commands: bool = False):

@@ -18,11 +18,9 @@ def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs) -> dict:
-    """Score a response: 1 if the walkthrough's commands occur in it in their order, else 0.
+    """Score a response: 1 if the commands of the walkthrough occur in it in their order, else 0.
 
-    Args:
-        solution_str: the response as text.
-        ground_truth: `{"walkthrough": ["open box", "take key"]}`, or the same as JSON text.
+    The ground truth is `{"walkthrough": ["open box", "take key"]}`, or the same as JSON text.
     """
     text, place = str(solution_str), 0
     for command in walkthrough_of(ground_truth):

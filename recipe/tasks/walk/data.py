@@ -17,10 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from recipe.common.problem_files import conversation, draw_until, require, rl_row, run_maker, split_of
+from recipe.common.problem_files import (
+    check_common_fields,
+    conversation,
+    draw_until,
+    require,
+    rl_row,
+    run_maker,
+    split_of,
+    write_splits,
+)
 from recipe.common.tiny_model import TinyModelConfig
 from recipe.tasks.walk.reward import BrokenRule, apply, follow
-from verl.utils.data_files import write_rows
 
 # split -> config field, in the order of writing: train.parquet is last, so if it exists, all files exist
 SIZES = {"valid": "valid_size", "test": "test_size", "sft": "demo_size", "train": "train_size"}
@@ -42,15 +50,7 @@ MODEL = TinyModelConfig(
 class WalkConfig:
     """Difficulty and size. A model of a million parameters learns the defaults in minutes.
 
-    Attributes:
-        operators: signs of a problem's operations, one operation each, in this order: `+*-` may become `+5 *2 -3`.
-        max_operand, max_factor: largest operand of + and -; largest operand of * and /.
-        limit: largest number of a walk; its numbers are whole and at least 0.
-        max_share: largest share of the possible sequences of operations that may end at the target.
-        style: style of the prompt, `short` or `long`, see `walk_text`.
-
-    Raises:
-        ValueError: a field is out of range; the message names it.
+    A problem has an operation for each sign in `operators`, in this order: `+*-` may become `+5 *2 -3`.
     """
 
     train_size: int = 800
@@ -62,26 +62,22 @@ class WalkConfig:
     max_steps: int = 6
     max_start: int = 20
     operators: str = "+*-"
-    max_operand: int = 1
-    max_factor: int = 2
-    limit: int = 40
-    max_share: float = 0.1
-    style: str = "short"
+    max_operand: int = 1  # largest operand of + and -
+    max_factor: int = 2  # largest operand of * and /
+    limit: int = 40  # largest number of a walk; its numbers are whole and at least 0
+    max_share: float = 0.1  # largest share of the possible sequences of operations that may end at the target
+    style: str = "short"  # style of the prompt, see `walk_text`
     seed: int = 0
 
     def __post_init__(self):
-        for name in SIZES.values():
-            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        require(0 <= self.demo_correct <= 1, "demo_correct", self.demo_correct, "between 0 and 1")
+        check_common_fields(self, SIZES.values())
         require(1 <= self.min_steps, "min_steps", self.min_steps, "at least 1")
         require(self.min_steps <= self.max_steps <= 12, "max_steps", self.max_steps, "min_steps to 12")
         require(2 <= self.max_factor, "max_factor", self.max_factor, "at least 2")
         require(1 <= self.max_operand, "max_operand", self.max_operand, "at least 1")
         require(1 <= self.max_start <= self.limit, "max_start", self.max_start, "1 to limit")
         require(0 < self.max_share <= 1, "max_share", self.max_share, "above 0, at most 1")
-        are_valid = len(self.operators) > 1 and set(self.operators) <= set("+-*/")
-        require(are_valid, "operators", self.operators, "at least two of + - * /")
-        require(self.style in ("short", "long"), "style", self.style, "short or long")
+        require(len(self.operators) > 1, "operators", self.operators, "at least two of + - * /")
 
 
 class Problem(NamedTuple):
@@ -154,27 +150,11 @@ def random_walk(problem: Problem, right: bool, rng: random.Random) -> str:
     return "\n".join(lines)
 
 
-def written(walk: str, style: str) -> str:
-    """Return a walk as a demonstration's answer: alone (`short`), or between the tags that the long prompt asks for."""
-    return walk if style == "short" else f"<answer>\n{walk}\n</answer>"
-
-
-def can_still_arrive(problem: Problem, written: str) -> bool:
-    """Return whether the lines of a walk, whole or only its first steps, are valid and can still lead to the target."""
-    n_lines = sum(bool(line) for line in written.splitlines())
-    try:
-        _, value = follow(written, problem.truth() | {"steps": n_lines})
-    except BrokenRule:
-        return False
-    left = problem._replace(start=value, steps=problem.steps - n_lines)
-    return left.steps >= 0 and ends(left)[left.target] > 0
-
-
 def can_arrive(step) -> float:
     """Return 1 if a walk keeps the rules so far and can still end at its target, else 0.
 
-    It acts as a perfect process reward model, for `hato.local_reward=recipe.tasks.walk.data.can_arrive`, which calls it
-    with a `Step`. The problems need short prompts and the default `limit`.
+    A perfect process reward model, for `hato.local_reward=recipe.tasks.walk.data.can_arrive`, which calls it with a
+    `Step`. The problems need short prompts and the default `limit`.
     """
     question = SHORT.search(step.decode(step.problem))
     if question is None:
@@ -183,8 +163,14 @@ def can_arrive(step) -> float:
         )
     start, target, steps, operations = question.groups()
     problem = Problem(int(start), int(target), int(steps), tuple(operations.split()), WalkConfig.limit)
-    written = step.decode([*step.before, *step.tokens]).partition("<|")[0]  # This removes the end token.
-    return float(can_still_arrive(problem, written))
+    walk = step.decode([*step.before, *step.tokens]).partition("<|")[0]  # This removes the end token.
+    n_lines = sum(bool(line) for line in walk.splitlines())
+    try:
+        _, value = follow(walk, problem.truth() | {"steps": n_lines})
+    except BrokenRule:
+        return 0.0
+    left = problem._replace(start=value, steps=problem.steps - n_lines)
+    return float(left.steps >= 0 and ends(left)[left.target] > 0)
 
 
 def random_problem(config: WalkConfig, steps: int, max_share: float, rng: random.Random) -> Problem | None:
@@ -201,11 +187,7 @@ def random_problem(config: WalkConfig, steps: int, max_share: float, rng: random
 
 
 def draw_problems(config: WalkConfig, split: str, size: int, rng: random.Random) -> list[Problem]:
-    """Return `size` distinct problems of a split, whose numbers of steps cycle from `min_steps` to `max_steps`.
-
-    Raises:
-        ValueError: the config has too few such problems.
-    """
+    """Return `size` distinct problems of a split, whose numbers of steps cycle from `min_steps` to `max_steps`."""
     numbers_of_steps = config.max_steps - config.min_steps + 1
     return draw_until(
         lambda drawn: random_problem(config, config.min_steps + drawn % numbers_of_steps, config.max_share, rng),
@@ -221,29 +203,26 @@ def demonstration(config: WalkConfig, rng: random.Random) -> dict:
     steps, problem = rng.randint(1, config.max_steps), None
     while problem is None or (steps >= config.min_steps and split_of(problem, HELD_OUT) != "train"):
         problem = random_problem(config, steps, 1.0, rng)
-    right = rng.random() < config.demo_correct
-    question = walk_text(problem.truth(), config.style)
-    return conversation(question, written(random_walk(problem, right, rng), config.style))
+    walk = random_walk(problem, rng.random() < config.demo_correct, rng)
+    # The long prompt asks for tags.
+    answer = walk if config.style == "short" else f"<answer>\n{walk}\n</answer>"
+    return conversation(walk_text(problem.truth(), config.style), answer)
 
 
 def write_walks(output_dir: str | Path, config: WalkConfig | None = None) -> dict[str, Path]:
-    """Write the four files, except for sizes of 0, and return their paths by split. No file is ever incomplete."""
-    config = config or WalkConfig()
-    paths = {}
-    for split, name in SIZES.items():
-        rng, size = random.Random(f"{config.seed} {split}"), getattr(config, name)
+    """Write the four files, see `write_splits`."""
+    made_with = config or WalkConfig()
+
+    def rows_of(split: str, size: int) -> list[dict]:
+        rng = random.Random(f"{made_with.seed} {split}")
         if split == "sft":
-            rows = [demonstration(config, rng) for _ in range(size)]
-        else:
-            problems = draw_problems(config, split, size, rng)
-            rows = [
-                rl_row("walk", walk_text(problem.truth(), config.style), problem.truth(), split, i)
-                for i, problem in enumerate(problems)
-            ]
-        if rows:
-            paths[split] = Path(output_dir) / f"{split}.parquet"
-            write_rows(paths[split], rows)
-    return paths
+            return [demonstration(made_with, rng) for _ in range(size)]
+        return [
+            rl_row("walk", walk_text(problem.truth(), made_with.style), problem.truth(), split, i)
+            for i, problem in enumerate(draw_problems(made_with, split, size, rng))
+        ]
+
+    return write_splits(output_dir, made_with, SIZES, rows_of)
 
 
 def main(arguments: list[str] | None = None) -> None:

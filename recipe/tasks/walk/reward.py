@@ -49,13 +49,8 @@ def answer_of(response: str) -> str:
 def follow(answer: str, truth: Mapping) -> tuple[list[str], int]:
     """Return the operations of a walk in order, and the number at which it ends.
 
-    Args:
-        answer: text with a line such as `3 + 5 = 8` for each step; spaces and empty lines are ignored.
-        truth: `start`, `steps`, `operations` and `limit`, see `compute_score`.
-
-    Raises:
-        BrokenRule: a line is no step, starts elsewhere, takes another operation or is computed wrongly; there are too
-            few or too many lines; or the answer has more than 1024 characters.
+    The answer has a line such as `3 + 5 = 8` for each step; spaces and empty lines are ignored. BrokenRule is raised if
+    it is no walk with the `start`, `steps`, `operations` and `limit` of `truth`, or has more than 1024 characters.
     """
     if len(answer) > MAX_ANSWER_CHARS:
         raise BrokenRule(f"longer than {MAX_ANSWER_CHARS} characters")
@@ -80,11 +75,7 @@ def follow(answer: str, truth: Mapping) -> tuple[list[str], int]:
 
 
 def walk_of(ground_truth) -> dict:
-    """Return the walk that a ground truth describes; see `compute_score`.
-
-    Raises:
-        ValueError: a part is missing or invalid.
-    """
+    """Return the walk that a ground truth describes; see `compute_score`."""
     truth = json_object(ground_truth, "start, target, steps, operations and limit")
     least = {"start": 0, "target": 0, "steps": 1, "limit": 0}
     walk: dict = {name: whole_number(name, truth.get(name), low) for name, low in least.items()}
@@ -103,21 +94,15 @@ def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:
 def compute_score(
     data_source, solution_str, ground_truth, extra_info=None, format_score: float = 0.0, score: float = 1.0, **kwargs
 ) -> dict:
-    """Score a response.
+    """Score a response: a walk that keeps every rule gets `score` if it ends at the target, else `format_score`.
 
     Args:
-        solution_str: the response as text.
         ground_truth: `{"start": 3, "target": 22, "steps": 4, "operations": ["+5", "*2", "-3"], "limit": 99}`, or the
             same as JSON text; all numbers of a walk are whole and lie between 0 and `limit`.
-        format_score: the score of a walk that keeps every rule but ends elsewhere.
-        score: the score of a walk that also ends at the target.
 
     Returns:
-        `score`; `acc` and `format` (0 or 1); `pred`, the operations: the answer's vote in majority votes, and its
-        identity when distinct answers are counted. It is empty for an answer that breaks the rules.
-
-    Raises:
-        ValueError: the ground truth describes no walk: the data are wrong, not the response.
+        `score`; `acc` and `format` (0 or 1); `pred`, the operations, for majority votes and counts of distinct answers.
+        It is empty for an answer that breaks the rules.
     """
     nothing = {"score": 0.0, "acc": 0.0, "format": 0.0, "pred": ""}
     truth = walk_of(ground_truth)

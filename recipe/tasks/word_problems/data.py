@@ -5,6 +5,10 @@
 writes train.parquet, valid.parquet and test.parquet in verl's format. A problem with two operations and the answer 24:
 
     Tom has 12 marbles. He loses 4 marbles on the way home. Mei has 3 times as many. How many marbles does Mei have?
+
+A problem consists of an opening, changes of a quantity, and an ending, which asks for the quantity; stories.yaml has
+these lines. A line is a text and its operation ("": none): an opening with an operation means `a op b`, other lines
+mean `quantity so far op b`.
 """
 
 import random
@@ -13,9 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from recipe.common.problem_files import draw_until, require, rl_row, run_maker, split_of
-from recipe.tasks.word_problems.stories import MEN, STORIES, WOMEN, Line
-from verl.utils.data_files import write_rows
+import yaml
+
+from recipe.common.problem_files import (
+    check_common_fields,
+    draw_until,
+    require,
+    rl_row,
+    run_maker,
+    split_of,
+    write_splits,
+)
 
 # split -> config field, in the order of writing: train.parquet is last, so if it exists, all files exist
 SIZES = {"valid": "valid_size", "test": "test_size", "train": "train_size"}
@@ -26,41 +38,50 @@ INSTRUCTION = 'Calculate briefly, and end with "The answer is" and the number.'
 
 @dataclass(frozen=True, kw_only=True)
 class WordProblemsConfig:
-    """Difficulty and size.
-
-    Attributes:
-        min_operations, max_operations: range of a problem's number of operations, 1 to 3, each equally frequent.
-        max_number: largest initial number, and largest number that is added or subtracted.
-        max_factor: largest multiplier or divisor.
-        max_value: largest intermediate result or answer, and largest initial number that is divided.
-        operators: signs of the operations that occur, some of + - * /.
-
-    Raises:
-        ValueError: a field is out of range; the message names it.
-    """
+    """Difficulty and size. Problems with `min_operations` to `max_operations`, 1 to 3, are equally frequent."""
 
     train_size: int = 5_000
     valid_size: int = 64
     test_size: int = 256
     min_operations: int = 1
     max_operations: int = 3
-    max_number: int = 12
-    max_factor: int = 5
-    max_value: int = 100
-    operators: str = "+-*/"
+    max_number: int = 12  # largest initial number, and largest number that is added or subtracted
+    max_factor: int = 5  # largest multiplier or divisor
+    max_value: int = 100  # largest intermediate result or answer, and largest initial number that is divided
+    operators: str = "+-*/"  # signs of the operations that occur, some of + - * /
     seed: int = 0
 
     def __post_init__(self):
-        for name in SIZES.values():
-            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        check_common_fields(self, SIZES.values())
         require(1 <= self.min_operations <= 3, "min_operations", self.min_operations, "1 to 3")
         most = self.max_operations
         require(self.min_operations <= most <= 3, "max_operations", most, "min_operations to 3")
         require(self.max_number >= 3, "max_number", self.max_number, "at least 3")
         require(self.max_factor >= 2, "max_factor", self.max_factor, "at least 2")
         require(self.max_value >= self.max_number, "max_value", self.max_value, "at least max_number")
-        are_valid = self.operators and set(self.operators) <= set("+-*/")
-        require(bool(are_valid), "operators", self.operators, "some of + - * /")
+
+
+Line = tuple[str, str]
+
+
+class Story(NamedTuple):
+    """Lines that fit together in any choice, and the things that they can be about."""
+
+    openings: tuple[Line, ...]
+    changes: tuple[Line, ...]
+    endings: tuple[Line, ...]
+    things: tuple[str, ...]
+
+
+def story_of(parts: dict[str, list]) -> Story:
+    kinds = ("openings", "changes", "endings")
+    openings, changes, endings = (tuple((text, sign) for text, sign in parts[kind]) for kind in kinds)
+    return Story(openings, changes, endings, tuple(parts["things"]))
+
+
+_texts = yaml.safe_load(Path(__file__).with_name("stories.yaml").read_text(encoding="utf-8"))
+WOMEN, MEN = (tuple(_texts[key]) for key in ("women", "men"))
+STORIES: dict[str, Story] = {name: story_of(parts) for name, parts in _texts["stories"].items()}
 
 
 class Problem(NamedTuple):
@@ -125,11 +146,7 @@ def content_of(problem: Problem) -> tuple[str, str, tuple[int, ...]]:
 
 
 def draw_problems(config: WordProblemsConfig, split: str, rng: random.Random) -> list[Problem]:
-    """Return the distinct problems of a split; the config sets their number.
-
-    Raises:
-        ValueError: the config has too few problems.
-    """
+    """Return the distinct problems of a split; the config sets their number."""
     kinds = config.max_operations - config.min_operations + 1
     return draw_until(
         lambda drawn: random_problem(config, config.min_operations + drawn % kinds, rng),
@@ -154,10 +171,9 @@ def text_of(problem: Problem, rng: random.Random) -> str:
 
 
 def _random_words(story: str, rng: random.Random) -> Mapping[str, str]:
-    people, pronouns = rng.choice([(WOMEN, ("she", "her", "her")), (MEN, ("he", "his", "him"))])
+    people, (she, her, him) = rng.choice([(WOMEN, ("she", "her", "her")), (MEN, ("he", "his", "him"))])
     name = rng.choice(people)
     friend = rng.choice([other for other in WOMEN + MEN if other != name])
-    she, her, him = pronouns
     words = {"name": name, "friend": friend, "she": she, "her": her, "him": him}
     words |= {"She": she.capitalize(), "Her": her.capitalize(), "things": rng.choice(STORIES[story].things)}
     return words
@@ -171,16 +187,15 @@ def row_of(problem: Problem, index: int, split: str, rng: random.Random) -> dict
 
 
 def write_word_problems(output_dir: str | Path, config: WordProblemsConfig | None = None) -> dict[str, Path]:
-    """Write the three files, except for sizes of 0, and return their paths by split. No file is ever incomplete."""
-    config = config or WordProblemsConfig()
-    paths = {}
-    for split, size in SIZES.items():
-        if getattr(config, size):
-            rng = random.Random(f"{config.seed}/{split}")
-            problems = draw_problems(config, split, rng)
-            paths[split] = Path(output_dir) / f"{split}.parquet"
-            write_rows(paths[split], [row_of(problem, i, split, rng) for i, problem in enumerate(problems)])
-    return paths
+    """Write the three files, see `write_splits`."""
+    made_with = config or WordProblemsConfig()
+
+    def rows_of(split: str, size: int) -> list[dict]:
+        rng = random.Random(f"{made_with.seed}/{split}")
+        problems = draw_problems(made_with, split, rng)
+        return [row_of(problem, i, split, rng) for i, problem in enumerate(problems)]
+
+    return write_splits(output_dir, made_with, SIZES, rows_of)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -64,18 +64,7 @@ def _truth(data_source, ground_truth) -> Fraction:
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs) -> dict:
-    """Score a response.
-
-    Args:
-        ground_truth: a number, as text or not.
-
-    Returns:
-        `score` and `acc` (0 or 1), and `pred`, the number that the answer votes for in majority votes, empty if there
-        is none.
-
-    Raises:
-        ValueError: the ground truth has no number: the data are wrong, not the response.
-    """
+    """Return `score` and `acc` (0 or 1) of a response, and `pred`, the number that it votes for, empty without one."""
     truth = _truth(data_source, ground_truth)
     response = solution_str if isinstance(solution_str, str) else ""
     boxed = last_boxed(response)

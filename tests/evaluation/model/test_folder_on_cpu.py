@@ -146,7 +146,7 @@ def test_without_a_config_the_weights_keep_the_trainers_data_type(inputs, tmp_pa
         ("fsdp2", lambda actor: change(actor, "architectures", ["OwnModel"]), "has no architecture OwnModel"),
     ],
 )
-def test_what_is_no_whole_checkpoint_is_refused(inputs, tmp_path, case, damage, message):
+def test_incomplete_checkpoints_are_refused(inputs, tmp_path, case, damage, message):
     actor = tmp_path / "global_step_7/actor"
     shutil.copytree(actor_of(inputs, case).parent, actor.parent)
     damage(actor)

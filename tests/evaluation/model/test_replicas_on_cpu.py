@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
+from tests.configs import evaluation_config
 from tests.tables import table
 from verl.evaluation import main
 from verl.evaluation.main import EvaluationError, evaluate, plan_of, server_options
@@ -27,9 +27,8 @@ def config_of(tmp_path):
     (tmp_path / "gsm8k.jsonl").write_text(json.dumps({"question": "1+1?", "answer": "#### 2"}) + "\n")
 
     def config(*overrides: str):
-        with initialize_config_dir(str(ROOT / "recipe/common/config"), version_base=None):
-            settings = ["experiment=toy", "benchmark=gsm8k", f"files={tmp_path}/gsm8k.jsonl", f"output_dir={tmp_path}"]
-            return compose("evaluate", [*settings, f"model={tmp_path}/model", *overrides])
+        settings = ["experiment=toy", "benchmark=gsm8k", f"files={tmp_path}/gsm8k.jsonl", f"output_dir={tmp_path}"]
+        return evaluation_config(*settings, f"model={tmp_path}/model", *overrides)
 
     return config
 

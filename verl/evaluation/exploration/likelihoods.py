@@ -13,8 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from verl.evaluation.exploration.table import Group, Trajectory
-from verl.evaluation.scores.metrics import bootstrap_interval
-from verl.evaluation.scores.results import INTERVAL_ENDS
+from verl.evaluation.scores.metrics import with_interval
 from verl.workers.rollout.answer_likelihood import AnswerLikelihood, reference_answers
 from verl.workers.rollout.engines.interface import RolloutEngine, gather_or_cancel
 
@@ -26,8 +25,8 @@ USEFUL = 0.65
 
 
 def references_by_prompt(rows: Sequence[Mapping]) -> list[tuple[list[str], list[str]]] | None:
-    """Return for each row its reference answers, and those of another row, which are wrong answers to this one; None if
-    a row has no reference answers, or if for some row no other row has different ones."""
+    """Pair each row's reference answers with those of another row, used as wrong answers; None if any row lacks
+    references or all rows share them."""
     try:
         answers = [reference_answers(row) for row in rows]
     except ValueError:
@@ -61,16 +60,12 @@ async def likelihood_rows(
 ) -> list[dict[str, Any]]:
     """Return a row for each of SHARES (25, 50, 75 %), or no rows if no group has both right and wrong responses.
 
+    A row has the `share` of the response that is read; `groups`, the number of groups with both; and for each signal s
+    of SIGNALS its mean AUC in these groups, named s, with the ends `s-Low` and `s-High` of a 95 % bootstrap interval.
+
     Args:
         closing: text between the response's beginning and the reference answer, see `closing_text`.
-        groups: one group for each prompt.
-        references: reference answers and wrong answers of each prompt, from `references_by_prompt`.
-        bar: progress bar, which advances once for each group and share.
-
-    Returns:
-        rows with `share`, the share of the response that is read; `groups`, the number of groups with both; and for
-        each signal s of SIGNALS its mean AUC in these groups, named s, with the ends `s-Low` and `s-High` of a 95 %
-        bootstrap interval over them.
+        groups, references: for each prompt its group, and its answers from `references_by_prompt`.
     """
     mixed = [
         (group, answers)
@@ -86,8 +81,7 @@ async def likelihood_rows(
         aucs = await gather_or_cancel(*jobs)
         row: dict[str, Any] = {"share": share, "groups": len(mixed)}
         for signal, values in zip(SIGNALS, zip(*aucs, strict=True), strict=True):
-            ends = zip(INTERVAL_ENDS, bootstrap_interval(values), strict=True)
-            row |= {signal: fmean(values)} | {signal + end: value for end, value in ends}
+            row |= with_interval(signal, values)
         rows.append(row)
     return rows
 

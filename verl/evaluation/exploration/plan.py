@@ -38,18 +38,13 @@ class Prompt(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A diagnosis whose config and files have been checked.
-
-    Args:
-        policies: name of a row of the table -> the config of a run with that policy.
-        too_long: number of prompts that were left out because they exceed data.max_prompt_length.
-    """
+    """A diagnosis whose config and files have been checked."""
 
     config: DictConfig
     tokenizer: PreTrainedTokenizerBase
     prompts: list[Prompt]
-    too_long: int
-    policies: dict[str, DictConfig]
+    too_long: int  # number of prompts that were left out because they exceed data.max_prompt_length
+    policies: dict[str, DictConfig]  # name of a row of the table -> the config of a run with that policy
 
     def describe(self) -> list[str]:
         config, function = self.config, self.config.reward.custom_reward_function
@@ -72,11 +67,7 @@ def _shown(path: str) -> str:
 
 
 def plan_of(config: DictConfig) -> Plan:
-    """Read and check everything that can be checked before a process starts.
-
-    Raises:
-        ValueError: something is wrong; the message names the key or the row of the first problem.
-    """
+    """Read and check everything that can be checked before a process starts."""
     _check_keys(config)
     OmegaConf.set_struct(config, False)
     settle(config)
@@ -143,11 +134,7 @@ def _policies(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
 
 
 def changed_config(config: DictConfig, changes: Mapping) -> DictConfig:
-    """Return a copy of the config with `changes`: key under actor_rollout_ref.rollout, such as `tree` -> value.
-
-    Raises:
-        ValueError: the checks of a training run refuse the changed config.
-    """
+    """Return a copy of the config with `changes`: key under actor_rollout_ref.rollout, such as `tree` -> value."""
     changed = config.copy()
     for key, value in changes.items():
         OmegaConf.update(changed, f"actor_rollout_ref.rollout.{key}", value)
@@ -159,11 +146,7 @@ def changed_config(config: DictConfig, changes: Mapping) -> DictConfig:
 
 
 def _check_reward(config: DictConfig, rows: Sequence[dict]) -> None:
-    """Score an empty response to the first row of each data source.
-
-    Raises:
-        ValueError: the reward function fails.
-    """
+    """Score an empty response to the first row of each data source."""
     score = get_custom_reward_fn(config) or default_compute_score
     if inspect.iscoroutinefunction(score):
         return  # An asynchronous reward may need a server that does not run yet.
@@ -190,12 +173,8 @@ def prompt_ids(
 
 
 def _prompts(config: DictConfig, tokenizer, rows: Sequence[dict]) -> tuple[list[Prompt], int]:
-    """Return `config.prompts` rows (all if there are fewer), drawn by the seed and sorted by row number, and the number
-    of drawn rows that were left out because they are too long.
-
-    Raises:
-        ValueError: all prompts are too long.
-    """
+    """Return `config.prompts` rows, drawn by the seed and sorted by row number, and the number of drawn rows that were
+    left out because they are too long."""
     data, chosen, lengths = config.data, [], []
     for number in random.Random(f"{config.seed} prompts").sample(range(len(rows)), len(rows)):
         messages = rows[number][data.prompt_key]

@@ -26,18 +26,12 @@ class Proposed(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Plain samples of a diagnosis.
+    """Plain samples of a diagnosis."""
 
-    Args:
-        n: number of trajectories of a prompt.
-        rollout: section `actor_rollout_ref.rollout` of the tree's config.
-        coldest, usual: groups at the lowest temperature, and at that nearest to `rollout.temperature` of the run.
-    """
-
-    n: int
-    rollout: Any
-    coldest: Sequence[Group]
-    usual: Sequence[Group]
+    n: int  # number of trajectories of a prompt
+    rollout: Any  # section `actor_rollout_ref.rollout` of the tree's config
+    coldest: Sequence[Group]  # groups at the lowest temperature
+    usual: Sequence[Group]  # groups at the temperature nearest to the run's
 
 
 # grows groups with a proposal's values, and returns them with the seconds that this took

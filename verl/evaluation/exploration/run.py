@@ -101,11 +101,7 @@ def _hash_of(tokens: Sequence[int]) -> int:
 
 
 class Diagnosis:
-    """Grows and scores trajectories on a running engine; construct it in the event loop that will use it.
-
-    Args:
-        bar: progress bar of tqdm, which advances with every prompt.
-    """
+    """Grows and scores trajectories on a running engine; construct it in the event loop that will use it."""
 
     def __init__(self, plan: Plan, engine: RolloutEngine, bar: tqdm):
         self.engine, self.bar, self.plan = engine, bar, plan
@@ -120,11 +116,7 @@ class Diagnosis:
         await self.environment.stop()
 
     async def groups_of(self, name: str, config: DictConfig, more: bool = False) -> tuple[list[Group], float]:
-        """Return the groups of all prompts, and the seconds that growing them took.
-
-        Args:
-            more: whether these prompts must be added to the bar's total.
-        """
+        """Return the groups of all prompts, and the seconds that growing them took; `more` raises the bar's total."""
         self.bar.set_description(name)
         if more:
             self.bar.total += len(self.plan.prompts)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from verl.evaluation.scores.metrics import bootstrap_interval
-from verl.evaluation.scores.results import INTERVAL_ENDS
+from verl.evaluation.scores.metrics import with_interval
 from verl.workers.rollout.trajectory_tree import tree_of_rows
 
 # largest number of points of a curve over the positions of a response
@@ -32,50 +31,32 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A response.
+    """A response."""
 
-    Args:
-        tokens: token ids of the response, including tools' results.
-        steps: the model's distribution at each token; None where a tool wrote the token.
-        right: whether the answer is right.
-        answer: answer that the trajectory votes for, such as a number; equal answers are equal text.
-    """
-
-    tokens: Sequence[int]
-    steps: Sequence[Step | None]
+    tokens: Sequence[int]  # including tools' results
+    steps: Sequence[Step | None]  # the model's distribution at each token; None where a tool wrote the token
     right: bool
-    answer: str
+    answer: str  # the vote: equal answers are equal text
 
 
 @dataclass(frozen=True)
 class Group:
-    """The trajectories that a policy grew for a prompt.
-
-    Args:
-        generated: number of tokens that the engine generated, including those that are in no response.
-        metrics: metrics of the tree, as a training run logs them.
-        max_tokens: largest number of tokens that a response may have.
-    """
+    """The trajectories that a policy grew for a prompt."""
 
     prompt_ids: Sequence[int]
     trajectories: Sequence[Trajectory]
-    generated: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    max_tokens: float = math.inf
+    generated: int  # number of tokens that the engine generated, including those that are in no response
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the tree, as a training run logs them
+    max_tokens: float = math.inf  # largest number of tokens of a response
 
 
 def measure_groups(groups: Sequence[Group], n: int) -> dict[str, float]:
-    """Return a policy's numbers, by name.
+    """Return a policy's numbers, by name, from one group of at most n trajectories for each prompt.
 
-    Args:
-        groups: one group for each prompt, none of them empty.
-        n: largest number of trajectories of a group.
-
-    Returns:
-        `accuracy`, `pass@n` and `mixed`, with the ends of their 95 % bootstrap intervals over prompts; the mean numbers
-        in a group of different `answers`, different responses (`branches`) and `trajectories`; `entropy`, the mean over
-        the model's tokens in nats; `cut`, the share of responses that end at their limit; `tokens`, the mean number
-        generated for a prompt; `unique_share`; with tools `tool_calls` for a prompt, where shared calls count once.
+    They are `accuracy`, `pass@n` and `mixed`, with the ends of their 95 % bootstrap intervals over prompts; the mean
+    numbers in a group of different `answers`, different responses (`branches`) and `trajectories`; `entropy`, the mean
+    over the model's tokens in nats; `cut`, the share of responses that end at their limit; `tokens`, the mean number
+    generated for a prompt; `unique_share`; with tools `tool_calls` for a prompt, where shared calls count once.
     """
     right = [[trajectory.right for trajectory in group.trajectories] for group in groups]
     prompt_values = {
@@ -85,8 +66,7 @@ def measure_groups(groups: Sequence[Group], n: int) -> dict[str, float]:
     }
     numbers: dict[str, float] = {}
     for name, values in prompt_values.items():
-        ends = zip(INTERVAL_ENDS, bootstrap_interval(values), strict=True)
-        numbers |= {name: fmean(values)} | {name + end: value for end, value in ends}
+        numbers |= with_interval(name, values)
     entropies = [step.entropy for group in groups for row in group.trajectories for step in row.steps if step]
     if all("tool_calls" in group.metrics for group in groups):
         numbers["tool_calls"] = fmean(group.metrics["tool_calls"] for group in groups)

@@ -24,9 +24,6 @@ def find_checkpoint(experiment: str, step: int | None) -> Checkpoint:
 
     This changes no file. `shards` is None if the checkpoint already has a whole model, saved by the trainer or merged
     earlier. A model that a run with LoRA saved is not whole, as it lacks LoRA's part.
-
-    Raises:
-        SystemExit: the run has no such complete checkpoint.
     """
     run_dir = Path("outputs") / experiment
     try:
@@ -41,11 +38,7 @@ def find_checkpoint(experiment: str, step: int | None) -> Checkpoint:
 
 
 def checkpoint_step(run_dir: Path, step: int | None) -> int:
-    """Return `step`, or the run's last complete step if it is None.
-
-    Raises:
-        ValueError: the run has no such complete checkpoint; the message lists those that it has.
-    """
+    """Return `step`, or the run's last complete step if it is None."""
     if not run_dir.is_dir():
         raise ValueError(f"{run_dir} does not exist: expected a run's folder")
     steps = complete_steps(run_dir)
@@ -78,11 +71,7 @@ def fingerprint(checkpoint: Checkpoint) -> str | None:
 
 
 def merge_shards(shards: Path, merged: Path) -> None:
-    """Write the model of a checkpoint's shards to the folder `merged`, which appears only when it is complete.
-
-    Raises:
-        SystemExit: the shards are incomplete or do not fit the model.
-    """
+    """Write the model of a checkpoint's shards to the folder `merged`, which appears only when it is complete."""
     from verl.evaluation.model.folder import write_model_folder
 
     try:

@@ -21,12 +21,6 @@ def write_model_folder(actor: Path, folder: Path) -> torch.dtype:
 
     The weights get the data type in which the run's rollout served them. If the checkpoint does not say it, they keep
     the trainer's data type, which is returned. LoRA is merged.
-
-    Args:
-        actor: the folder `actor` of the checkpoint.
-
-    Raises:
-        ValueError: the shards are incomplete, or are not those of the model whose config lies beside them.
     """
     source, config = actor / HUGGINGFACE, saved_config(actor.parent)
     model_class = _model_class(source)
@@ -46,16 +40,7 @@ def write_model_folder(actor: Path, folder: Path) -> torch.dtype:
 
 
 def write_adapter(actor: Path, folder: Path) -> torch.dtype:
-    """Write the LoRA of a checkpoint into the empty folder `folder` in PEFT's format.
-
-    The factors keep the trainer's data type, which is returned.
-
-    Args:
-        actor: the folder `actor` of the checkpoint.
-
-    Raises:
-        ValueError: the shards are incomplete, or are of a run without LoRA.
-    """
+    """Write the LoRA of a checkpoint into the empty folder `folder` in PEFT's format, and return its data type."""
     from peft import LoraConfig, get_peft_model
 
     settings, factors, config = lora_settings(actor), read_factors(actor), saved_config(actor.parent)
@@ -94,11 +79,7 @@ def _base_weights(model_class: Any, config: DictConfig | None) -> Weights:
 
 
 def _load(model_class: Any, source: Path, weights: Weights) -> Any:
-    """Return the model whose config lies in `source`, with these weights.
-
-    Raises:
-        ValueError: a weight is missing or unknown, or has a shape that the config does not say.
-    """
+    """Return the model whose config lies in `source`, with these weights."""
     with torch.device("meta"):
         model = model_class(model_class.config_class.from_pretrained(source))
     try:

@@ -55,11 +55,7 @@ def describe_server(server: DictConfig, gpus: int | None) -> str:
 
 
 def allow_open_files(connections: int) -> None:
-    """Raise this process's limit on open files if it is too low for this many connections.
-
-    Raises:
-        ValueError: the hard limit, which only an administrator can raise, is too low.
-    """
+    """Raise this process's limit on open files if it is too low for this many connections."""
     needed = connections + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:

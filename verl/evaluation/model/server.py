@@ -38,9 +38,6 @@ def clients_of(url: str, api_key: str | None, concurrency: int) -> list[AsyncOpe
     Requests that are refused, cut off or answered by 408, 409, 429 or 5xx are repeated after waits that double. Proxies
     of the environment are used for other machines only. Each client has few connections, as httpcore (1.0) scans a
     pool's connections once for each idle one: with 256 in a pool that took half of an evaluation's time.
-
-    Args:
-        api_key: API key of the server; None if it needs none.
     """
     base, clients = httpx.URL(url.rstrip("/")), []
     for _ in range(-(-concurrency // CONNECTIONS_A_CLIENT)):
@@ -62,11 +59,7 @@ BEYOND_OPENAI = ("top_k", "repetition_penalty", "chat_template_kwargs")
 class ServerEngine(RolloutEngine):
     """A `RolloutEngine` on a vLLM server: it takes and returns token ids, without log-probabilities.
 
-    Args:
-        clients: clients from `clients_of`, which take turns.
-        model: the model's name on the server.
-        concurrency: largest number of concurrent requests; others wait.
-        repetition_penalty: vLLM's penalty of tokens that have occurred before; 1 penalizes none.
+    The clients from `clients_of` take turns. Requests beyond `concurrency` wait.
     """
 
     def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int, repetition_penalty: float = 1.0):
@@ -74,11 +67,7 @@ class ServerEngine(RolloutEngine):
         self.repetition_penalty = repetition_penalty
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Generate a continuation of token ids.
-
-        Raises:
-            ValueError: the request asks for top log-probs or entropies, or the server is not vLLM: it has no token ids.
-        """
+        """Generate a continuation of token ids."""
         if request.n_top_logprobs or request.n_entropy:
             raise ValueError(
                 f"n_top_logprobs={request.n_top_logprobs}, n_entropy={request.n_entropy}: the completions API reports "
@@ -115,11 +104,8 @@ class ChatModel:
     """A model that takes messages and returns text.
 
     A sampling parameter that the server refuses is left out of this and all later requests, with a warning; max_tokens
-    is sent as max_completion_tokens first, the only name of it that reasoning models of OpenAI know.
-
-    Args:
-        clients, model, concurrency: the arguments of `ServerEngine`.
-        beyond_openai: whether the server knows vLLM's parameters; those in BEYOND_OPENAI are sent only then.
+    is sent as max_completion_tokens first, the only name of it that reasoning models of OpenAI know. The parameters in
+    BEYOND_OPENAI are sent only if `beyond_openai`: the server knows vLLM's.
     """
 
     def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int, beyond_openai: bool = False):
@@ -130,14 +116,8 @@ class ChatModel:
     async def ask(self, messages: Sequence[dict], **sampling) -> tuple[str, int, bool]:
         """Return the reply's text, its number of tokens (0 if the server does not say), and whether a limit cut it.
 
-        If prompt and max_tokens exceed the context, the reply may fill the context.
-
-        Args:
-            sampling: max_tokens, temperature, top_p, top_k, seed, …, and `chat_template_kwargs`; a parameter that is
-                left out has no effect.
-
-        Raises:
-            DoesNotFit: the messages alone fill the context.
+        If prompt and max_tokens exceed the context, the reply may fill the context; DoesNotFit is raised if the
+        messages alone fill it. Sampling parameters (also `chat_template_kwargs`) that are left out have no effect.
         """
         asked: dict[str, Any] = {"top_p": 1.0} | NEUTRAL | sampling
         beyond = {name: asked.pop(name) for name in BEYOND_OPENAI if name in asked}
@@ -180,19 +160,9 @@ def free_port() -> int:
 
 @contextmanager
 def serving(model: str, log: Path, options: Sequence[str] = ()) -> Iterator[str]:
-    """Run `vllm serve` for a folder or hub name on a free port of this machine, by `scripts/serve.sh`.
+    """Run `vllm serve` for a folder or hub name on a free port of this machine, by `scripts/serve.sh`; yield its URL.
 
     When the block ends, the server and all processes that it started are ended.
-
-    Args:
-        log: file for the server's output.
-        options: command-line options of vLLM.
-
-    Yields:
-        The server's URL.
-
-    Raises:
-        RuntimeError: the server ended, or did not answer within half an hour; the message holds the end of its log.
     """
     url = f"http://127.0.0.1:{(port := free_port())}"
     log.parent.mkdir(parents=True, exist_ok=True)

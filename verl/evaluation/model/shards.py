@@ -35,12 +35,8 @@ def read_weights(actor: Path, dtype: torch.dtype | None, base: Callable[[], Weig
     LoRA is merged in float32: W + alpha / r * B A, rounded once; rsLoRA divides by the root of r.
 
     Args:
-        actor: the checkpoint's folder with the shards.
         dtype: data type of the weights; None keeps the one that they have in the shards.
         base: function that returns the base model's weights, for a checkpoint that holds the factors of LoRA only.
-
-    Raises:
-        ValueError: a shard is missing, or the weights are not sharded or adapted in a way that is known here.
     """
     shards = _read_shards(actor)
     adapted = {_plain(name.removesuffix(LORA_A)) + ".weight" for name in shards[0] if name.endswith(LORA_A)}
@@ -68,11 +64,7 @@ def read_factors(actor: Path) -> dict[str, torch.Tensor]:
 
 
 def lora_settings(actor: Path) -> dict[str, Any]:
-    """Return `r`, `lora_alpha` and `use_rslora` of a checkpoint's LoRA.
-
-    Raises:
-        ValueError: the checkpoint does not hold them.
-    """
+    """Return `r`, `lora_alpha` and `use_rslora` of a checkpoint's LoRA."""
     if not has_lora(actor):
         raise ValueError(f"{actor} lacks {LORA_FILE}, which holds the rank and alpha of LoRA: did the run have none?")
     config = saved_config(actor.parent) or OmegaConf.create()

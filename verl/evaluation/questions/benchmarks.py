@@ -24,8 +24,7 @@ class Benchmark:
     Attributes:
         get: address or command from which users get the files.
         question, answer, id: names of fields. A row without an id gets its row number in the files, from 0, as id.
-        scoring: name of a registered scoring.
-        style: style of the prompt, see `questions.to_messages`.
+        scoring, style: a registered scoring, and a style of `prompts.to_messages`.
         read_question, read_answers: functions that read a row's question and golden answers.
         read_prompt: function that returns the bare question in the text of a prompt in verl's format.
         read_truth: function that returns the golden answers in a ground truth in verl's format, which may be None.
@@ -33,7 +32,6 @@ class Benchmark:
             row. Such rows are counted and not asked.
         decode: function that turns an encrypted row into a plain one; None if rows are plain.
         read_aliases: function that reads, from beside a data file, other names of the entity in a row's `answer_id`.
-        note: further information for users.
     """
 
     title: str
@@ -64,11 +62,7 @@ def register_benchmark(name: str, benchmark: Benchmark) -> Benchmark:
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """Return the benchmark with a name, without regard to case, spaces, - and _.
-
-    Raises:
-        ValueError: there is no such benchmark; the message lists all benchmarks.
-    """
+    """Return the benchmark with a name, without regard to case, spaces, - and _."""
     benchmarks = parts("evaluation")
     benchmark = benchmarks.get("".join(char for char in name.lower() if char not in "-_ "))
     if benchmark is None:

@@ -18,15 +18,11 @@ BAD = "bad rows"
 
 
 class QuestionSet(NamedTuple):
-    """The questions that a benchmark's files hold.
-
-    Attributes:
-        left_out: a reason for leaving rows out -> the number of these rows.
-    """
+    """The questions that a benchmark's files hold."""
 
     benchmark: Benchmark
     questions: list[Question]
-    left_out: dict[str, int]
+    left_out: dict[str, int]  # a reason for leaving rows out -> the number of these rows
 
 
 def _reason_against(benchmark: Benchmark, row: dict, where: Mapping[str, Collection]) -> str | None:
@@ -55,16 +51,11 @@ def _is_verl_row(fields: Iterable[str]) -> bool:
 
 
 def _question(benchmark: Benchmark, row: dict, number: int, aliases: dict[str, list[str]], prompt: dict) -> Question:
-    """Return the question in a row.
+    """Return the question in a row with lower-case keys, or raise BadRow.
 
     Args:
-        row: a row with lower-case keys.
-        number: the row's number in the files.
         aliases: names by Wikidata id, see `Benchmark.read_aliases`.
         prompt: options of `to_messages`.
-
-    Raises:
-        BadRow: the row cannot be read.
     """
     if _is_verl_row(row):
         task = (row.get("extra_info") or {}).get("environment")
@@ -78,11 +69,7 @@ def _question(benchmark: Benchmark, row: dict, number: int, aliases: dict[str, l
 
 
 def _verl_parts(benchmark: Benchmark, row: dict) -> tuple[str, list[dict], list[str]]:
-    """Return the text, prompt and answers of a row in verl's format, whose prompt is used without changes.
-
-    Raises:
-        BadRow: the prompt is no list of messages, or there is no ground truth.
-    """
+    """Return the text, prompt and answers of a row in verl's format, whose prompt is used without changes."""
     messages = row["prompt"] if isinstance(row["prompt"], list) else []
     if not messages or not all(isinstance(part, dict) and isinstance(part.get("content"), str) for part in messages):
         raise BadRow("prompt is no list of messages with role and content")
@@ -105,11 +92,7 @@ def _check_fields(benchmark: Benchmark, path: Path, fields: Mapping[str, str]) -
 
 
 def _rows(benchmark: Benchmark, files: Sequence, where: Mapping) -> Iterator[tuple[int, dict, dict[str, list[str]]]]:
-    """Yield each row's number, the row with lower-case keys, and the aliases from beside its file.
-
-    Raises:
-        ValueError: a file does not have this benchmark's fields, or none has a field of `where`.
-    """
+    """Yield each row's number, the row with lower-case keys, and the aliases from beside its file."""
     numbers = itertools.count()
     all_fields: set[str] = set()
     for path in map(Path, files):
@@ -140,17 +123,10 @@ def read_questions(
     """Return the questions in a benchmark's files, in order, without repeats of prompt, task and answers.
 
     Args:
-        name: the benchmark's name, see `find_benchmark`.
-        files: all files of the benchmark.
         where: field -> allowed values, such as `{"Level": [1, 2]}` or `{"info.lang": ["en"]}`; other rows are left out.
         style, tool_tags, system: see `questions.to_messages`; a style of None is the benchmark's. Rows in verl's format
             keep their own prompts.
         skip_bad_rows: whether to leave out rows that cannot be read, instead of raising.
-
-    Raises:
-        ValueError: there is no such benchmark or style; a file is missing, damaged or has other fields (the message
-            names the file, the expected fields and the fields it has); rows are bad (the message gives their numbers
-            from 0); there are no questions; two questions have the same id.
     """
     benchmark, where = find_benchmark(name), where or {}
     if not files:

@@ -12,21 +12,13 @@ _ANSWER = r"Then give the answer alone, boxed, between <answer> and </answer>, a
 
 
 class Question(NamedTuple):
-    """A question and its answers.
+    """A question and its answers."""
 
-    Attributes:
-        id: identifier that is unique in the benchmark and does not depend on which other questions are asked.
-        text: the bare question, as a judge sees it.
-        prompt: messages to the model (`role`, `content`).
-        answers: the golden answers, each of which is right.
-        task: the row's `extra_info.environment`, the task for an environment with state; None if there is none.
-    """
-
-    id: str
-    text: str
-    prompt: list[dict]
-    answers: list[str]
-    task: Any = None
+    id: str  # unique in the benchmark, whichever other questions are asked
+    text: str  # the bare question, as a judge sees it
+    prompt: list[dict]  # messages to the model (`role`, `content`)
+    answers: list[str]  # the golden answers, each of which is right
+    task: Any = None  # the row's `extra_info.environment`, the task for an environment with state
 
 
 def to_messages(text: str, style: str, tool_tags: Sequence[str] = TOOL_TAGS, system: str | None = None) -> list[dict]:
@@ -37,9 +29,6 @@ def to_messages(text: str, style: str, tool_tags: Sequence[str] = TOOL_TAGS, sys
             message; `plain` adds nothing.
         tool_tags: tags of the tools that the style `answer` explains; without tools it asks to think and answer.
         system: a system message instead of the style's, such as that of a checkpoint's training data.
-
-    Raises:
-        ValueError: there is no such style.
     """
     if style not in STYLES:
         raise ValueError(f"style={style!r}: choose one of {', '.join(STYLES)}")

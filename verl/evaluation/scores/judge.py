@@ -76,9 +76,6 @@ class Judge:
     """A language model that compares answers. Its replies are kept, so that it never gets the same request twice.
 
     An empty answer, or one of more than 4096 characters, counts as wrong without a request.
-
-    Args:
-        sampling: sampling parameters: temperature, max_tokens, ….
     """
 
     def __init__(self, model: ChatModel, cache: JudgeCache, sampling: dict):

@@ -76,15 +76,17 @@ def maj_at_k(
 def bootstrap_interval(
     values: Sequence[float], *, confidence: float = 0.95, n_resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """Return both ends of the percentile bootstrap interval of the mean; questions are drawn with replacement.
-
-    Args:
-        values: a value for each question. With a single question both ends are its value.
-    """
+    """Return both ends of the percentile bootstrap interval of the mean of values, one for each question."""
     array, generator = np.asarray(values, dtype=float), np.random.default_rng(seed)
     means = [array[generator.integers(len(array), size=len(array))].mean() for _ in range(n_resamples)]
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
+
+
+def with_interval(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Return the mean of a number's values for all questions, and the ends of its bootstrap interval."""
+    ends = zip(INTERVAL_ENDS, bootstrap_interval(values), strict=True)
+    return {name: fmean(values)} | {name + end: value for end, value in ends}
 
 
 def measure(samples: Iterable[Mapping], ks: Sequence[int]) -> dict[str, float]:
@@ -95,17 +97,11 @@ def measure(samples: Iterable[Mapping], ks: Sequence[int]) -> dict[str, float]:
     `Unscored-Share` if a sample has no score, `Cut-Share` if it is known which responses a limit of tokens or calls has
     ended, `Lost-Share` if a question did not fit or an environment has lost a sample, `F1-Mean` if a sample has an F1,
     and `Reward-Mean` with an environment's rewards. Accuracies and F1 also have the ends of their intervals, named with
-    the endings of `INTERVAL_ENDS`. Accuracies leave out samples without a score, and
-    metrics @k leave out questions with fewer than k scores.
+    the endings of `INTERVAL_ENDS`. Accuracies leave out samples without a score, and metrics @k questions with fewer
+    than k scores.
 
-    Args:
-        samples: samples with `question` (its id), `score` (in [0, 1] or None), `answer` (the vote, normalized so that
-            equal answers are equal text), `tokens`, `tool_calls` (None if the model has no tools) and perhaps `f1`,
-            `cut`, `reward` and, for a lost one, `lost`.
-        ks: numbers of samples k, such as (1, 8).
-
-    Raises:
-        ValueError: no question has k scores.
+    Samples have `question` (its id), `score` (in [0, 1] or None), `answer` (the vote: equal answers are equal text),
+    `tokens`, `tool_calls` (None if the model has no tools) and perhaps `f1`, `cut`, `reward`, and `lost`.
     """
     by_question = defaultdict(list)
     for sample in samples:
@@ -127,29 +123,25 @@ def measure(samples: Iterable[Mapping], ks: Sequence[int]) -> dict[str, float]:
         values[f"Acc-Maj@{k}"] = [maj_at_k(s, answers, k, seed=i) for i, (s, answers) in pairs if len(s) >= k]
     values |= _other_values(questions)
     numbers = {name: fmean(question_values) for name, question_values in values.items()}
-    for name, question_values in values.items():
+    for name in values:
         if name.startswith(("Acc-", "F1-")):
-            ends = zip(INTERVAL_ENDS, bootstrap_interval(question_values), strict=True)
-            numbers |= {name + end: value for end, value in ends}
+            numbers |= with_interval(name, values[name])
     return numbers
 
 
 def _other_values(questions: list[list[Mapping]]) -> dict[str, list[float]]:
     """Return the metrics other than accuracies: name -> a value for each question."""
     values = {"Response-Length-Mean": [fmean(sample["tokens"] for sample in group) for group in questions]}
-    with_tools = [[sample["tool_calls"] for sample in group if sample["tool_calls"] is not None] for group in questions]
-    if any(with_tools):
-        values["Tool-Calls-Mean"] = [fmean(calls) for calls in with_tools if calls]
-    cut = [[sample["cut"] for sample in group if sample.get("cut") is not None] for group in questions]
-    if any(cut):
-        values["Cut-Share"] = [fmean(shares) for shares in cut if shares]
+    for name, key in (("Tool-Calls-Mean", "tool_calls"), ("Cut-Share", "cut")):
+        known = [[sample[key] for sample in group if sample.get(key) is not None] for group in questions]
+        if any(known):
+            values[name] = [fmean(group) for group in known if group]
     unscored = [fmean(sample["score"] is None for sample in group) for group in questions]
     if any(unscored):
         values["Unscored-Share"] = unscored
-    if any("f1" in sample for group in questions for sample in group):
-        values["F1-Mean"] = [fmean(sample.get("f1", 0.0) for sample in group) for group in questions]
-    if any("reward" in sample for group in questions for sample in group):
-        values["Reward-Mean"] = [fmean(sample.get("reward", 0.0) for sample in group) for group in questions]
+    for name, key in (("F1-Mean", "f1"), ("Reward-Mean", "reward")):
+        if any(key in sample for group in questions for sample in group):
+            values[name] = [fmean(sample.get(key, 0.0) for sample in group) for group in questions]
     if any("lost" in sample for group in questions for sample in group):
         values["Lost-Share"] = [fmean("lost" in sample for sample in group) for group in questions]
     return values

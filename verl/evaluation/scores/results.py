@@ -23,26 +23,15 @@ INTERVAL_ENDS = ("-Low", "-High")
 
 @dataclass(frozen=True, kw_only=True)
 class EvalResult:
-    """The result of evaluating a checkpoint on a dataset.
-
-    Attributes:
-        step: training step of the checkpoint; None for a model that was not trained here.
-        n_samples: number of answers to each question.
-        metrics: name -> finite number. Accuracies (`Acc-Pass@1`, `Acc-Mean@8`, `Acc-Best@8`, `Acc-Maj@8`) lie in
-            [0, 1], `Response-Length-Mean` is in tokens; other names are kept as they are.
-        settings: the settings of `settings.reported_settings`; empty in logs of older versions.
-
-    Raises:
-        ValueError: a metric is not finite, or an accuracy lies outside [0, 1].
-    """
+    """The result of evaluating a checkpoint on a dataset."""
 
     experiment: str
-    step: int | None
+    step: int | None  # None for a model that was not trained here
     dataset: str
-    n_samples: int
+    n_samples: int  # number of answers to each question
     n_questions: int
-    metrics: dict[str, float]
-    settings: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float]  # finite; accuracies (`Acc-...`) lie in [0, 1]; see `metrics.measure`
+    settings: dict[str, Any] = field(default_factory=dict)  # from `reported_settings`; empty in older logs
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -75,14 +64,7 @@ def format_result_lines(results: Iterable[EvalResult]) -> list[str]:
 
 
 def parse_result_lines(lines: Iterable[str], source: str = "log") -> list[EvalResult]:
-    """Return the results in a log, in order; every line that does not start with `RESULT {` is free text.
-
-    Args:
-        source: the log's name for error messages.
-
-    Raises:
-        ValueError: a result line is damaged; the message gives the source, the line number and what is wrong.
-    """
+    """Return the results in a log, in order; every line that does not start with `RESULT {` is free text."""
     results = []
     for number, line in enumerate(lines, start=1):
         if line.startswith(PREFIX + "{"):

@@ -16,14 +16,6 @@ class SampleFile:
     """A context manager for the file, which only one evaluation can open at a time.
 
     `rows` holds its samples by question id and sample number. A last line that a killed run left incomplete is removed.
-
-    Args:
-        path: path of the file; its folder is created.
-        settings: all settings on which the samples depend, in JSON's types.
-
-    Raises:
-        ValueError: the file holds samples of other settings (the message names them), is damaged before its last line,
-            or is open in another process.
     """
 
     def __init__(self, path: Path, settings: dict):

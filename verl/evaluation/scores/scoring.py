@@ -19,32 +19,19 @@ ENVIRONMENT = "environment"
 
 
 class Scored(NamedTuple):
-    """The score of a response.
+    """The score of a response."""
 
-    Args:
-        score: score in [0, 1]; None if the judge's reply cannot be read.
-        answer: the answer that the response votes for; empty for no vote.
-        more: other numbers (`f1`), and the `reply` of a judge.
-    """
-
-    score: float | None
-    answer: str
-    more: dict = {}
+    score: float | None  # in [0, 1]; None if the judge's reply cannot be read
+    answer: str  # what the response votes for; empty for no vote
+    more: dict = {}  # other numbers (`f1`), and the `reply` of a judge
 
 
 class Scoring(NamedTuple):
-    """A way to score responses.
+    """A way to score responses. `score` may block; it is None for the judge, a model behind a server."""
 
-    Args:
-        about: words about it for the user.
-        score: function (question, response) -> `Scored`, which is called outside the event loop's thread, as it may
-            block; None for the judge, a model behind a server.
-        join_votes: function from the samples of an evaluation to the same samples, with one vote for equal answers.
-    """
-
-    about: str
+    about: str  # words for the user
     score: Callable[[Question, str], Scored] | None
-    join_votes: Callable[[Iterable[dict]], list[dict]] = list
+    join_votes: Callable[[Iterable[dict]], list[dict]] = list  # gives equal answers of an evaluation's samples one vote
 
 
 def without_results(response: str) -> str:
@@ -123,7 +110,7 @@ def register_scoring(name: str, about: str, score: Callable[[Question, str], Sco
 
 
 register_scoring(
-    "math", "the last \\boxed against the answer by math-verify", _score_mathematics, join_votes=join_mathematics
+    "math", "the last \\boxed against the answer, as mathematics", _score_mathematics, join_votes=join_mathematics
 )
 register_scoring("qa", "exact match and token F1 with the best golden answer", _score_words)
 register_scoring(ENVIRONMENT, "the environment's rewards", lambda question, response: Scored(0.0, ""))

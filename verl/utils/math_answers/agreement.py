@@ -21,7 +21,7 @@ from verl.utils.math_answers.values import (
     subtract,
 )
 
-COMPUTED = mpf(10) ** -15  # the tolerance for integrals and derivatives
+COMPUTED = mpf(10) ** -15  # the tolerance for integrals, derivatives, limits and infinite sums
 MANY_DIGITS = 10  # A decimal with at least this number of digits may be a rounded irrational number.
 MOST_DIGITS = 20_000  # largest number of digits with which equality is confirmed
 MOST_NEGATIVE = 4  # largest number of symbols that are each tried as the only negative one
@@ -37,7 +37,7 @@ def parts(*trees: tuple) -> Iterator[tuple]:
 def symbols(*trees: tuple) -> set[str]:
     """Return the names of symbols and unknown functions in formulas, without variables of sums and integrals."""
     names = {part[1] for part in parts(*trees) if part[0] in ("symbol", "unknown")}
-    return names - {part[1] for part in parts(*trees) if part[0] in ("sum", "product", "integral")}
+    return names - {part[1] for part in parts(*trees) if part[0] in ("sum", "product", "integral", "limit")}
 
 
 def renamed(tree: Any, old: tuple, new: tuple) -> Any:
@@ -87,9 +87,6 @@ def same_formula(left: tuple, right: tuple) -> bool:
     """Return whether two formulas have the same values wherever they are real, and are real at the same points.
 
     An exact number and its rounded decimal are the same, too, if the decimal has enough digits (see `is_rounded`).
-
-    Raises:
-        Unreadable: a formula has an operation that cannot be computed.
     """
     if left == right or is_rounded(left, right) or is_rounded(right, left):
         return True
@@ -123,7 +120,11 @@ def is_rounded(decimal: tuple, exact: tuple) -> bool:
 
 
 def _agree(left: tuple, right: tuple, meaning: Point) -> bool:
-    is_computed = any(part[0] in ("integral", "derivative") for part in parts(left, right))
+    is_computed = any(
+        part[0] in ("integral", "derivative", "limit")
+        or (part[0] in ("sum", "product") and ("constant", "infty") in part[2:4])
+        for part in parts(left, right)
+    )
     real: list[Point] = []
     nonreal: list[Point] = []
     nonreal_agree = True
@@ -175,11 +176,7 @@ def _is_confirmed(left: tuple, right: tuple, point: Point) -> bool:
 
 
 def values_at(point: Point, *trees: tuple) -> list[Value | None] | None:
-    """Return the values of formulas at a point, None for a formula without a value; None if no formula has a value.
-
-    Raises:
-        TooLarge: a value is too large to be computed.
-    """
+    """Return the values of formulas at a point, None for a formula without a value; None if no formula has a value."""
     values: list[Value | None] = []
     for tree in trees:
         try:
@@ -198,11 +195,7 @@ def _is_nonreal(value: Value | None) -> bool:
 
 
 def _line(tree: tuple, name: str, point: Point) -> tuple[Value, Value]:
-    """Return the value at `name` = 3, and the slope, of a formula that is linear in the symbol `name`.
-
-    Raises:
-        Undefined: the formula is not linear in the symbol.
-    """
+    """Return the value at `name` = 3, and the slope, of a formula; raise Undefined unless it is linear in `name`."""
     value, *others = (evaluate(tree, replace(point, bound={name: Fraction(x)})) for x in (3, 4, 6, -5))
     slope, *slopes = (divide(subtract(y, value), Fraction(x)) for x, y in zip((1, 3, -8), others, strict=True))
     if is_zero(slope) or not all(close(slope, other) for other in slopes):

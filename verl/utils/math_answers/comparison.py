@@ -1,10 +1,10 @@
 """Scores mathematics by the last `\\boxed{...}` of a response, compared with the ground truth.
 
-Equal text is right without a comparison. Everything else is compared by `equality.py`. Of the answers that it cannot
-read, math-verify compares those with limits, sums, products or integrals; others are wrong. Sympy never ends for some
-answers, or takes all memory. Therefore comparisons run in a few processes of their own with limits on time and
-memory. A process that exceeds a limit is killed and replaced, and the answer counts as wrong. The process pools of the
-standard library cannot do that: a task that exceeds its time-out keeps its process. All functions work in any thread.
+Equal text is right without a comparison. Everything else is compared by `equality.py`; an answer that it cannot read is
+wrong. An integral or a nested series can take minutes. Therefore comparisons run in a few processes of their own with
+limits on time and memory. A process that exceeds a limit is killed and replaced, and the answer counts as wrong. The
+process pools of the standard library cannot do that: a task that exceeds its time-out keeps its process. All functions
+work in any thread.
 """
 
 import json
@@ -33,11 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Comparer:
-    """A process that compares answers; only one thread at a time may call `compare`.
-
-    Raises:
-        RuntimeError: the process does not start; its own message is on stderr.
-    """
+    """A process that compares answers; only one thread at a time may call `compare`."""
 
     def __init__(self):
         self._socket, theirs = socket.socketpair()
@@ -46,7 +42,7 @@ class Comparer:
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
         if self._reply(START_SECONDS) != b"r":
             self.kill()
-            raise RuntimeError("math-verify does not start (see the error above): pip install math-verify")
+            raise RuntimeError("the process that compares answers does not start (see the error above)")
 
     def compare(self, truth: str, answer: str, seconds: float) -> bool | None:
         """Return the verdict; None if `seconds` are over or the process has ended.
@@ -91,10 +87,7 @@ os.register_at_fork(after_in_child=_new_pool)  # Two processes must not share a 
 def is_equivalent(truth: str, answer: str, seconds: float = TIMEOUT_SECONDS) -> bool:
     """Return whether the LaTeX `answer` equals `truth`; False if there is no verdict after `seconds`.
 
-    The first calls, and the next call after a process was killed, take about 2 s more to start a process.
-
-    Raises:
-        RuntimeError: math-verify is not installed or does not start.
+    The first calls, and the next call after a process was killed, also start a process, in about 0.3 s.
     """
     comparer = _pool.get()
     verdict = None
@@ -155,11 +148,7 @@ def without_dollars(text: str) -> str:
 
 
 def math_truth(data_source: str, ground_truth) -> str:
-    """Return the text of a mathematical answer.
-
-    Raises:
-        ValueError: the ground truth is empty, or neither text nor a finite number.
-    """
+    """Return the text of a mathematical answer."""
     if isinstance(ground_truth, int | float) and not isinstance(ground_truth, bool) and math.isfinite(ground_truth):
         ground_truth = str(ground_truth)
     if not isinstance(ground_truth, str) or not ground_truth.strip():
@@ -175,19 +164,11 @@ def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:
 def compute_score(
     data_source, solution_str, ground_truth, extra_info=None, timeout_seconds: float = TIMEOUT_SECONDS, **kwargs
 ) -> dict:
-    """Score a response.
+    """Score a response by its last `\\boxed{...}`, of at most 512 characters.
 
-    Args:
-        solution_str: the response; its answer is the last `\\boxed{...}`, of at most 512 characters.
-        ground_truth: LaTeX or a number, boxed or not.
-        timeout_seconds: time limit of a comparison in seconds, after which the answer is wrong.
-
-    Returns:
-        `score` and `acc` (0 or 1), and `pred`, the answer's text for majority votes, empty if there is no answer.
-
-    Raises:
-        ValueError: the ground truth is empty, or neither text nor a number: the data are wrong, not the response.
-        RuntimeError: math-verify does not start.
+    The ground truth is LaTeX or a number, boxed or not. A comparison of more than `timeout_seconds` makes the answer
+    wrong. The result has `score` and `acc` (0 or 1), and `pred`, the answer's text for majority votes, empty if there
+    is no answer.
     """
     ground_truth = math_truth(data_source, ground_truth)
     answer = last_boxed(solution_str) if isinstance(solution_str, str) else None

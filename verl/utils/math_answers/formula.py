@@ -3,8 +3,8 @@
 A tree is a tuple of a kind and its operands: ("number", value, digits), ("symbol", name), ("constant", name),
 ("add" | "multiply" | "divide" | "power", left, right), ("negative" | "factorial" | "degrees", operand),
 ("function", name, operand, ...), ("unknown", name, operand, ...) for f(x), ("sum" | "product" | "integral", variable,
-from, to, body), ("derivative", variable, body), ("matrix", ("row", cell, ...), ...); `structure.py` reads ("ratio",
-term, term, ...).
+from, to, body), ("limit", variable, place, body), ("derivative", variable, body), ("matrix", ("row",
+cell, ...), ...); `structure.py` reads ("ratio", term, term, ...).
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,7 @@ _END = Token("end", "")
 
 
 def parse_formula(tokens: Sequence[Token]) -> tuple:
-    """Parse all tokens as one formula.
-
-    Raises:
-        Unreadable: the tokens are not one formula.
-    """
+    """Return the tree of a formula; raise Unreadable if the tokens are not one formula."""
     reader = _FormulaReader(list(tokens))
     tree = reader.sum()
     if reader.next is not _END:
@@ -213,6 +209,10 @@ class _FormulaReader:
             return ("constant", name)
         if name in ("sum", "prod", "int"):
             return self._with_limits(name)
+        if name == "lim" and self.accept("_"):
+            variable, arrow, *place = [*self.take().inner, _END, _END]
+            if variable.kind == "symbol" and arrow.text == "->":
+                return ("limit", variable.text, parse_formula(place[:-2]), self._product())
         raise Unreadable(f"command {name!r}")
 
     def _fraction(self) -> tuple:

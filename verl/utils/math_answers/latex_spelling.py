@@ -9,7 +9,6 @@ from unicodedata import normalize
 
 from verl.utils.math_answers.words import GREEK
 
-MAX_DECIMAL_CHARS = 512
 _VULGAR_FRACTIONS = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 _FRACTIONS = {char: "\\frac{" + normalize("NFKC", char).replace("\u2044", "}{") + "}" for char in _VULGAR_FRACTIONS}
 _FULL_WIDTH = {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
@@ -110,7 +109,5 @@ def _fraction(decimal: re.Match) -> str:
     It is (wdr - wd) / (10^n (10^m - 1)), where wdr and wd are the numbers that these digits write.
     """
     whole, once, again = decimal.groups()
-    if len(decimal[0]) > MAX_DECIMAL_CHARS:
-        return decimal[0]
     above = int(whole + once + again) - int((whole + once) or "0")
     return rf"\frac{{{above}}}{{{'9' * len(again)}{'0' * len(once)}}}"

@@ -85,11 +85,7 @@ def _agree(first: RealSet, second: RealSet) -> bool:
 
 
 def _real_set(structure: Any, point: Point) -> RealSet:
-    """Return the set that a structure describes, with the values of symbols at a point.
-
-    Raises:
-        Unreadable: the structure is no set of real numbers.
-    """
+    """Return the set of real numbers that a structure describes, with the values of symbols at a point."""
     match structure:
         case kinds.Bracketed():
             return _bracketed(structure, [_value(item, point) for item in structure.items])

@@ -44,11 +44,7 @@ _LETTERS_OF_SETS = frozenset("R Z N Q C Z+ N* N+ N^* N^+ Z^+".split())
 
 
 def readings(answer: str) -> list[kinds.Listing]:
-    """Return every structure that an answer's text can mean.
-
-    Raises:
-        Unreadable: the text has no structure that can be read.
-    """
+    """Return every structure that an answer's text can mean; raise Unreadable if there is none."""
     text = cleaned(answer)
     label = _CHOICE.match(text)
     if label and _is_choice(text[label.end() :], label[0]):

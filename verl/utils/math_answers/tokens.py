@@ -110,11 +110,7 @@ def joined_thousands(text: str) -> str:
 
 
 def tokens(text: str) -> list[Token]:
-    """Split a cleaned text into tokens.
-
-    Raises:
-        Unreadable: a character or command without a meaning here, too many tokens, or too many nested brackets.
-    """
+    """Split a cleaned text into tokens; raise Unreadable for unknown characters and commands, and for long texts."""
     text = _MEASURED.sub(r"\1\\mathrm{\2}", _FORCED_THOUSANDS.sub("", text))
     text = _EXPONENT.sub(r"{\1\\times 10^{\2}}", text)
     result: list[Token] = []

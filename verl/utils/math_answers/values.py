@@ -79,7 +79,7 @@ def evaluate(tree: tuple, point: Point) -> Value:
         return _unknown(first, [evaluate(operand, point) for operand in rest], point)
     if kind in ("sum", "product"):
         return _series(tree, point)
-    if kind in ("integral", "derivative"):
+    if kind in ("integral", "derivative", "limit"):
         return _calculus(tree, point)
     if kind == "matrix":
         return mp.matrix([[number(evaluate(cell, point)) for cell in row[1:]] for row in tree[1:]])
@@ -246,6 +246,8 @@ def _unknown(name: str, operands: list[Value], point: Point) -> Value:
 def _series(tree: tuple, point: Point) -> Value:
     kind, variable, start, end, body = tree
     first, last = evaluate(start, point), evaluate(end, point)
+    if last == mp.inf:
+        return _calculus(tree, point)
     if not all(isinstance(limit, Fraction) and limit.denominator == 1 for limit in (first, last)):
         raise Unreadable("a sum or product without whole limits")
     terms = max(1, int(last - first) + 1) * point.terms
@@ -259,7 +261,10 @@ def _series(tree: tuple, point: Point) -> Value:
 
 
 def _calculus(tree: tuple, point: Point) -> Value:
-    """Return the value of an integral between limits or a derivative, to about 20 digits."""
+    """Return the value of an integral between limits, a derivative, a limit or an infinite series, to about 20 digits.
+
+    A limit is taken from above.
+    """
 
     def body(value: Value) -> Value:
         return number(evaluate(tree[-1], replace(point, bound={**point.bound, tree[1]: value})))
@@ -267,4 +272,7 @@ def _calculus(tree: tuple, point: Point) -> Value:
     with mp.workdps(30):
         if tree[0] == "derivative":
             return _computed(mp.diff, body, number(point.symbol(tree[1])))
-        return _computed(mp.quad, body, [number(evaluate(limit, point)) for limit in tree[2:4]])
+        places = [number(evaluate(limit, point)) for limit in tree[2:-1]]
+        if tree[0] == "limit":
+            return _computed(mp.limit, body, *places)
+        return _computed({"integral": mp.quad, "sum": mp.nsum, "product": mp.nprod}[tree[0]], body, places)

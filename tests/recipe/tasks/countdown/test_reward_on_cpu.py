@@ -44,31 +44,23 @@ def test_votes_never_pool_with_answers_that_break_the_rules():
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
-        "9**9**9**9",
-        "9" * 200 + "*" + "9" * 40,
-        "(" * 100_000 + "1" + ")" * 100_000,
-        "-" * 200 + "1",
-        "1+" * 5_000_000 + "1",
-        "٣*٤+٢",
-        "³*4+2",
-        "\x00" * 1000,
-        "3*4+2\x00",
-        "3*4\n+2",
+        *("<answer>" * 200_000, "</answer>" * 200_000, "<answer>" + "x" * 5_000_000, None, b"x"),
+        "<answer>9**9**9**9</answer>",
+        *(
+            f"<answer>{answer}</answer>"
+            for answer in (
+                "9" * 200 + "*" + "9" * 40,
+                "(" * 100_000 + "1" + ")" * 100_000,
+                "-" * 200 + "1",
+                "1+" * 5_000_000 + "1",
+                *("٣*٤+٢", "³*4+2", "\x00" * 1000, "3*4+2\x00", "3*4\n+2"),
+            )
+        ),
     ],
 )
-def test_hostile_answers_score_nothing_within_milliseconds(answer):
-    start = time.thread_time()
-    result = score(answer)
-    assert time.thread_time() - start < 0.05
-    assert result["score"] == 0.0
-
-
-@pytest.mark.parametrize(
-    "response", ["<answer>" * 200_000, "</answer>" * 200_000, "<answer>" + "x" * 5_000_000, None, b"x"]
-)
-def test_hostile_responses(response):
+def test_hostile_responses_score_nothing_within_milliseconds(response):
     start = time.thread_time()
     assert compute_score("countdown", response, TRUTH)["score"] == 0.0
     assert time.thread_time() - start < 0.05

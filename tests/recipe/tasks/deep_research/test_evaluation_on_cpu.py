@@ -11,7 +11,7 @@ from verl.evaluation.questions.prompts import tool_instruction
 from verl.utils.reward_score.tool_format import check_format
 
 
-def test_what_a_model_of_text_cannot_answer_is_counted(tmp_path):
+def test_questions_that_need_more_than_text_are_counted(tmp_path):
     rows = [gaia_row(0), gaia_row(1, file_name="x.pdf"), gaia_row(2)]
     result = read(tmp_path, "gaia", rows)
     assert [question.id for question in result.questions] == ["t0", "t2"]

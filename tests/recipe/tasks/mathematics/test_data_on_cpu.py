@@ -7,6 +7,7 @@ import pytest
 
 from recipe.tasks.mathematics.data import main
 from recipe.tasks.mathematics.reward import compute_score
+from tests.evaluation.questions.layouts import read, verl_row, write
 from tests.tables import table
 from verl.evaluation.questions.prompts import BOXED_INSTRUCTION
 from verl.trainer.checks.rows import check_data_files
@@ -31,16 +32,6 @@ def dapo_row(question: str, answer: str, index: str = "x") -> dict:
 # name -> (row as published, question, answer)
 LAYOUTS = {name: case for name, *case in table(__file__, "layouts")}
 LAYOUTS["dapo-math-17k"] = (dapo_row("In $x$?\nFind it.", "34"), "In $x$?\nFind it.", "34")
-
-
-def write(path, rows: list[dict]):
-    if path.suffix == ".parquet":
-        pd.DataFrame(rows).to_parquet(path)
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        path.write_text(json.dumps(rows))
-    return path
 
 
 def test_csv_as_spreadsheets_write_it_with_fields_longer_than_pythons_limit(tmp_path):
@@ -138,6 +129,18 @@ def test_half_a_character_is_named_by_its_row(tmp_path, row):
     with pytest.raises(SystemExit, match="has half a character, .*: 1 row.s. 1; --skip-bad-rows leaves them out"):
         convert(tmp_path, [BAD[0], row])
     assert len(convert(tmp_path, [BAD[0], row], "math500", ".jsonl", "--skip-bad-rows")) == 1
+
+
+def test_the_instruction_of_training_data_is_not_the_question(tmp_path):
+    (question,) = read(tmp_path, "math", [verl_row("1", f"p?\n\n{BOXED_INSTRUCTION}")]).questions
+    assert question.text == "p?" and question.prompt[-1]["content"] == f"p?\n\n{BOXED_INSTRUCTION}"
+
+
+@pytest.mark.parametrize("answer", ["40*27=1080", "#### ", "", None])
+def test_gsm8k_without_its_number(tmp_path, answer):
+    rows = [{"question": "How many?", "answer": answer}, {"question": "q?", "answer": "x y"}]
+    with pytest.raises(ValueError, match="no number after ####"):
+        read(tmp_path, "gsm8k", rows)
 
 
 @pytest.mark.parametrize(("file", "content", "message"), table(__file__, "damaged files"))

@@ -60,16 +60,13 @@ def shown(text: str) -> tuple:
 
 
 def test_splits_are_disjoint_and_of_all_lengths(written):
-    assert {split: len(frame) for split, frame in written.items()} == {
-        "train": 300,
-        "valid": 40,
-        "test": 50,
-        "sft": 600,
-    }
+    assert {name: len(frame) for name, frame in written.items()} == {"train": 300, "valid": 40, "test": 50, "sft": 600}
     splits = {split: set(problems(written[split])) for split in ("train", "valid", "test")}
     assert sum(map(len, splits.values())) == len(set.union(*splits.values())) == 390
     for split in splits:
-        assert Counter(p.steps for p in problems(written[split])).keys() == {3, 4, 5}
+        prompts = [shown(prompt[0]["content"]) for prompt in written[split]["prompt"]]
+        assert prompts == [problem[:4] for problem in problems(written[split])]
+        assert {problem.steps for problem in problems(written[split])} == {3, 4, 5}
     held_out = {problem[:4] for split in ("valid", "test") for problem in splits[split]}
     assert not held_out & {shown(messages[0]["content"]) for messages in written["sft"]["messages"]}
 
@@ -80,13 +77,6 @@ def test_targets_can_be_reached_and_only_rarely(written):
         assert ends(problem) == Counter(possible.values())
         share = list(possible.values()).count(problem.target) / len(possible)
         assert 0 < share <= CONFIG.max_share and problem.target != problem.start
-
-
-def test_prompts_say_what_the_reward_checks(written):
-    for row in written["test"].itertuples():
-        (message,) = row.prompt
-        problem = Problem(**row.reward_model["ground_truth"])
-        assert shown(message["content"]) == (problem.start, problem.target, problem.steps, tuple(problem.operations))
 
 
 def test_walks_are_drawn_evenly_from_all_and_from_the_right_ones():
@@ -128,21 +118,12 @@ def test_long_prompts_ask_for_what_their_demonstrations_do(tmp_path):
     assert compute_score("walk", answer, problem.truth())["acc"] == 1.0
 
 
-def test_a_number_is_a_token_and_a_line_six():
-    tokenizer = make_tokenizer(extra_words=MODEL.extra_words)
+def test_a_number_is_a_token_and_a_line_six(tmp_path):
+    main(["--model-dir", str(tmp_path)])
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert len(tokenizer("3*7=21\n21+69=90\n90-9=81").input_ids) == 6 + 6 + 5
     prompt = [{"role": "user", "content": "20>99 6: +9 *3 -9"}]
     assert len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)) <= 24
-
-
-def test_too_small_a_space_is_an_error_not_an_endless_loop(tmp_path):
-    with pytest.raises(SystemExit, match="valid_size=5000"):
-        main(f"--output-dir {tmp_path} --valid-size 5000 --train-size 10 --max-start 1 --max-operand 2".split())
-
-
-def test_the_command_that_the_warm_start_runs(tmp_path):
-    main(["--model-dir", str(tmp_path / "model")])
-    assert len(AutoTokenizer.from_pretrained(tmp_path / "model")("57").input_ids) == 1
 
 
 TOKENIZER = make_tokenizer(MODEL.max_length, MODEL.extra_words)

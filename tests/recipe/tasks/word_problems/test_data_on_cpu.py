@@ -9,17 +9,18 @@ import pytest
 
 from recipe.tasks.word_problems.data import (
     INSTRUCTION,
+    MEN,
+    STORIES,
+    WOMEN,
     Problem,
     WordProblemsConfig,
     answer,
     content_of,
     draw_problems,
-    main,
     text_of,
 )
 from recipe.tasks.word_problems.data import write_word_problems as write
 from recipe.tasks.word_problems.reward import compute_score
-from recipe.tasks.word_problems.stories import MEN, STORIES, WOMEN
 from tests.tables import table
 
 CONFIG = WordProblemsConfig(train_size=600, valid_size=60, test_size=90, seed=3)
@@ -49,6 +50,8 @@ def reachable(numbers: list[int]) -> set[float]:
 
 
 def test_every_problem_has_its_operations_and_an_answer_that_its_numbers_make(written):
+    counts = written["train"]["extra_info"].map(lambda info: info["operations"]).value_counts()
+    assert counts.to_dict() == {1: 200, 2: 200, 3: 200}
     for frame in written.values():
         for question, truth, info in zip(questions(frame), truths(frame), frame["extra_info"], strict=True):
             numbers = [int(number) for number in re.findall(r"\d+", question)]
@@ -56,14 +59,6 @@ def test_every_problem_has_its_operations_and_an_answer_that_its_numbers_make(wr
             assert float(truth) in reachable(numbers) and int(truth) not in numbers, question
             assert question.endswith("?") and not set(question) & set("{}")
             assert compute_score("word_problems", f"It is {truth}.", truth)["acc"] == 1.0
-
-
-def test_there_are_as_many_of_each_number_of_operations(written):
-    assert written["train"]["extra_info"].map(lambda info: info["operations"]).value_counts().to_dict() == {
-        1: 200,
-        2: 200,
-        3: 200,
-    }
 
 
 def test_no_problem_is_in_two_splits_by_other_names(written):
@@ -118,9 +113,3 @@ def test_difficulty_by_config(tmp_path):
     (path,) = write(tmp_path, config).values()
     for question in questions(pd.read_parquet(path)):
         assert len(numbers := re.findall(r"\d+", question)) == 2 and max(map(int, numbers)) <= 9
-
-
-def test_too_few_problems_are_told(tmp_path):
-    options = ["--max-number", "3", "--max-factor", "2", "--max-value", "4", "--train-size", "100000"]
-    with pytest.raises(SystemExit, match="train_size=100000: there are only about"):
-        main(["--output-dir", str(tmp_path), "--valid-size", "0", "--test-size", "0", *options])

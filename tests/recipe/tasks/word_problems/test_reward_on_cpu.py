@@ -22,12 +22,6 @@ def test_equal_answers_vote_together():
     assert votes == ["24", "24", "24", "", "7"]
 
 
-@pytest.mark.parametrize("truth", ["", "none", None, "1/0"])
-def test_a_truth_without_number_is_told(truth):
-    with pytest.raises(ValueError, match="ground_truth of a word_problems problem must be a number"):
-        right("24", truth)
-
-
 @pytest.mark.parametrize(
     "text", ["1", "1,", "1,111", "111,", r"\frac{1", "1{,}", ".1", "1/", "-", "1.", r"\boxed{", "{1", "1 "]
 )
@@ -37,7 +31,7 @@ def test_long_responses_are_scored_at_once(text):
     assert time.process_time() - start < 1
 
 
-@pytest.mark.parametrize("truth", ["", " ", "none", [4], {"target": [4]}, None])
+@pytest.mark.parametrize("truth", ["", " ", "none", [4], {"target": [4]}, None, "1/0"])
 def test_a_row_is_refused_before_a_run_as_it_is_by_the_reward(truth):
     for refuse in (lambda: check_row("sums", truth), lambda: compute_score("sums", "4", truth)):
         with pytest.raises(ValueError, match="ground_truth of a sums problem must be a number"):
