@@ -62,7 +62,7 @@ class ReasoningGymConfig:
     train_size: int = 4_000
     test_size: int = 500
     demo_size: int = 16_000
-    demo_correct: float = 0.75
+    demo_correct: float = 0.8
     style: str = "short"
     seed: int = 0
 

@@ -3,7 +3,7 @@
 VAL_SPLIT=test WARM_START=warm_start_reasoning_gym TINY_MODEL=reasoning_gym_model
 if [ "$HARDWARE" = cpu ]; then
     # rows are padded to these lengths on CPU
-    TASK_OPTIONS=(data.max_prompt_length=32 data.max_response_length=72)
+    TASK_OPTIONS=(data.max_prompt_length=28 data.max_response_length=48)
     TASK_OPTIONS+=(actor_rollout_ref.actor.optim.lr=2e-4 actor_rollout_ref.actor.optim.lr_scheduler_type=cosine)
     WARM_START_OPTIONS=(optim.lr=2e-3)
 fi
