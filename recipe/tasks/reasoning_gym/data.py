@@ -75,7 +75,6 @@ class ReasoningGymConfig:
 
     @property
     def names(self) -> list[str]:
-        """Return the families' names."""
         return check_families(self.families.split(","))
 
     @property
@@ -136,22 +135,21 @@ def draw_problems(config: ReasoningGymConfig, split: str, excluded: set[Problem]
     Raises:
         ValueError: a family has too few problems, or no answers for demonstrations.
     """
-    datasets = config.datasets(split)
+    datasets, settings = config.datasets(split), config.settings
     names, indices = list(datasets), count()
-    is_demo = split == "sft"
+    is_demo, size = split == "sft", SIZES[split]
 
     def draw(drawn: int) -> Problem | None:
         family = names[drawn % len(names)]
         entry = datasets[family][next(indices)]
         if is_demo and entry["answer"] is None:
             raise ValueError(f"demo_size={config.demo_size}: {family} has no answers to show; set it to 0")
-        truth = {"family": family, "config": config.settings.get(family, {})}
+        truth = {"family": family, "config": settings.get(family, {})}
         truth |= {"answer": entry["answer"], "metadata": entry["metadata"]}
         question = entry["question"] + (f"\n\n{INSTRUCTION}" if config.style == "long" else "")
         expression = entry["metadata"]["expression"] if family == "chain_sum" else ""
         return Problem(question, family, entry["answer"], json.dumps(truth), expression)
 
-    size = SIZES[split]
     return draw_until(draw, lambda p: p not in excluded, getattr(config, size), size, FRUITLESS_ATTEMPTS, is_demo)
 
 
@@ -166,15 +164,11 @@ def write_reasoning_gym(output_dir: str | Path, config: ReasoningGymConfig | Non
             test = set(problems)
         if split == "sft":
             rng, turns = random.Random(f"{config.seed} demonstrations"), len(config.names)
-            rows = [
-                conversation(p.question, p.demonstration(config.demo_correct, rng, problems[i - turns]))
-                for i, p in enumerate(problems)
-            ]
+            texts = [p.demonstration(config.demo_correct, rng, problems[i - turns]) for i, p in enumerate(problems)]
+            rows = [conversation(p.question, text) for p, text in zip(problems, texts, strict=True)]
         else:
             rows = [
-                rl_row(
-                    "reasoning_gym", p.question, p.truth, split, i, "reasoning", family=json.loads(p.truth)["family"]
-                )
+                rl_row("reasoning_gym", p.question, p.truth, split, i, "reasoning", family=p.family)
                 for i, p in enumerate(problems)
             ]
         if rows:

@@ -29,11 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Verifier:
-    """A process that scores answers; only one thread at a time may call `score`.
-
-    Raises:
-        RuntimeError: the process does not start; its own message is on stderr.
-    """
+    """A process that scores answers; only one thread at a time may call `ask`."""
 
     def __init__(self):
         self._socket, theirs = socket.socketpair()
@@ -41,33 +37,24 @@ class Verifier:
             command = [sys.executable, str(Path(__file__).with_name("worker.py")), confinement.__file__]
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
         self._replies = self._socket.makefile(encoding="utf-8")
-        if self._reply(START_SECONDS) != "ready":
+        if self.ask(None, START_SECONDS) != "ready":
             self.kill()
-            raise RuntimeError("reasoning-gym's verifiers do not start (see the error above)")
+            raise RuntimeError("the verifiers of reasoning-gym do not start (see the error above)")
 
-    def score(self, family: str, config: dict, entry: dict, answer: str, seconds: float) -> float | str | None:
-        """Return the score, or a text that says what is wrong with the row; None if `seconds` or memory are used up.
-
-        After None, the process must not be used again.
-        """
-        try:
-            self._socket.sendall(json.dumps([family, config, entry, answer, seconds]).encode() + b"\n")
-        except OSError:
-            return None
-        return self._reply(seconds + 1)
-
-    def kill(self) -> None:
-        """End the process now."""
-        self._process.kill()
-        self._process.wait()
-        self._socket.close()
-
-    def _reply(self, seconds: float) -> Any:
+    def ask(self, request: list | None, seconds: float) -> Any:
+        """Return the reply; None if there is none after `seconds`, after which the process must not be used again."""
         self._socket.settimeout(seconds)
         try:
+            if request is not None:
+                self._socket.sendall(json.dumps(request).encode() + b"\n")
             return json.loads(self._replies.readline())
         except (OSError, ValueError):  # OSError includes TimeoutError; an empty line is the end of the process.
             return None
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
 
 
 _pool: "queue.LifoQueue[Verifier | None]"
@@ -89,24 +76,23 @@ def verify(family: str, config: dict, entry: dict, answer: str, seconds: float =
     """Return the score of an answer, 0 to 1; 0 if there is none after `seconds`.
 
     Raises:
-        ValueError: the verifier cannot read the row.
-        RuntimeError: the process does not start.
+        ValueError: the verifier cannot use the row.
+        RuntimeError: no process starts.
     """
     verifier, score = _pool.get(), None
     try:
         verifier = verifier or Verifier()
-        score = verifier.score(family, config, entry, answer, seconds)
+        score = verifier.ask([family, config, entry, answer, seconds], seconds + 1)
     finally:
         if score is None and verifier is not None:
             verifier.kill()
             verifier = None
         _pool.put(verifier)
-    if score is None:
-        logger.warning("%s: no score within %s s and 1 GB: the answer has 0: %.200r", family, seconds, answer)
-        return 0.0
     if isinstance(score, str):
         raise ValueError(f"ground_truth: {score}")
-    return score
+    if score is None:
+        logger.warning("%s: no score within %s s and 1 GB: the answer has 0: %.200r", family, seconds, answer)
+    return score or 0.0
 
 
 @cache
