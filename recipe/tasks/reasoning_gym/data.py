@@ -14,10 +14,10 @@ Demonstrations of other families are the answer alone; a wrong one is the answer
 import json
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -28,7 +28,7 @@ from verl.utils.data_files import write_rows
 
 SIZES = {"test": "test_size", "sft": "demo_size", "train": "train_size"}  # train.parquet is last: then all files exist
 FRUITLESS_ATTEMPTS = 1000
-VIRTUAL_SIZE = 1 << 30  # problems of a data set: an index is only part of a problem's seed
+ENTRIES_AT_ONCE = 200
 INSTRUCTION = "Think first, then give the answer alone between tags, as in <answer>your answer</answer>."
 WRONG_BY = (-3, -2, -1, 1, 2, 3)  # errors of a wrong line of a demonstration
 ARITHMETIC = "State the final answer to the following arithmetic problem: "
@@ -71,7 +71,8 @@ class ReasoningGymConfig:
             require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         require(0 <= self.demo_correct <= 1, "demo_correct", self.demo_correct, "between 0 and 1")
         require(self.style in ("short", "long"), "style", self.style, "short or long")
-        self.datasets()
+        for family in self.names:
+            make_dataset(family, self.settings.get(family, {}))
 
     @property
     def names(self) -> list[str]:
@@ -86,13 +87,15 @@ class ReasoningGymConfig:
         check_families(list(settings))
         return settings
 
-    def datasets(self, split: str = "train") -> dict[str, Any]:
-        """Return family -> its data set with a seed of the split."""
-        settings, drawn = self.settings, {}
-        for family in self.names:
-            seed = random.Random(f"{self.seed} {split} {family}").getrandbits(32)
-            drawn[family] = make_dataset(family, settings.get(family, {}), seed=seed, size=VIRTUAL_SIZE)
-        return drawn
+    def entries(self, family: str, split: str) -> Iterator[dict]:
+        """Yield the library's entries of a family without end, from data sets with seeds of the split.
+
+        Some data sets make all entries at once, so that one of endless size would not do.
+        """
+        settings = self.settings.get(family, {})
+        for number in count():
+            seed = random.Random(f"{self.seed} {split} {family} {number}").getrandbits(32)
+            yield from make_dataset(family, settings, seed=seed, size=ENTRIES_AT_ONCE)
 
 
 @dataclass(frozen=True)
@@ -135,13 +138,13 @@ def draw_problems(config: ReasoningGymConfig, split: str, excluded: set[Problem]
     Raises:
         ValueError: a family has too few problems, or no answers for demonstrations.
     """
-    datasets, settings = config.datasets(split), config.settings
-    names, indices = list(datasets), count()
+    names, settings = config.names, config.settings
+    entries = {family: config.entries(family, split) for family in names}
     is_demo, size = split == "sft", SIZES[split]
 
     def draw(drawn: int) -> Problem | None:
         family = names[drawn % len(names)]
-        entry = datasets[family][next(indices)]
+        entry = next(entries[family])
         if is_demo and entry["answer"] is None:
             raise ValueError(f"demo_size={config.demo_size}: {family} has no answers to show; set it to 0")
         truth = {"family": family, "config": settings.get(family, {})}
