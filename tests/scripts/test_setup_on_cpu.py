@@ -53,6 +53,7 @@ def checkout(tmp_path) -> Path:
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
     )
     (tmp_path / "requirements-cpu.lock").write_text("small==1.0\ntorch==1.0\n")
+    (tmp_path / "requirements-tasks.lock").write_text("small==1.0\n")
     (tmp_path / "wheels").mkdir()
     make_wheel(tmp_path / "wheels", "torch", {"torch/__init__.py": "from . import version\n__version__ = '1.0'\n",
                                               "torch/version.py": "cuda = None\n"})  # fmt: skip

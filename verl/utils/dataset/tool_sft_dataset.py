@@ -69,7 +69,7 @@ class DemonstrationEncoder:
             if by_model:
                 part = self.tokenizer.encode(message["content"], add_special_tokens=False)
             else:
-                part = self.protocol.result_ids(message["content"], sys.maxsize // MOST_CHARACTERS_A_TOKEN)
+                part = self.protocol.result_ids(message["content"], sys.maxsize // MAX_CHARS_PER_TOKEN)
             ids += part
             mask += [int(by_model)] * len(part)
         return [*ids, self.tokenizer.eos_token_id], [*mask, 1]

@@ -1,0 +1,188 @@
+"""Problems of reasoning-gym's families: arithmetic, algorithms, logic, games and more, each with a verifier.
+
+    python -m recipe.tasks.reasoning_gym.data --output-dir outputs/data/reasoning_gym \\
+        --families chain_sum,knights_knaves --family-config 'chain_sum: {min_terms: 3, max_digits: 2}'
+
+writes train.parquet and test.parquet in verl's format, and sft.parquet with demonstrations for a warm start. The
+families take turns. Each split has its own seed, and no question of the test is in another file. A ground truth is JSON
+text with what a verifier needs: `family`, `config`, `answer` and `metadata`.
+
+A demonstration of `chain_sum` has a line for each sum; a wrong line is off by a little, and the next goes on from it.
+Demonstrations of other families are the answer alone; a wrong one is the answer of another problem.
+"""
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import yaml
+
+from recipe.common.problem_files import conversation, draw_until, require, rl_row, run_maker
+from recipe.common.tiny_model import TinyModelConfig
+from recipe.tasks.reasoning_gym.families import check_families, make_dataset
+from verl.utils.data_files import write_rows
+
+SIZES = {"test": "test_size", "sft": "demo_size", "train": "train_size"}  # train.parquet is last: then all files exist
+FRUITLESS_ATTEMPTS = 1000
+ENTRIES_AT_ONCE = 200
+INSTRUCTION = "Think first, then give the answer alone between tags, as in <answer>your answer</answer>."
+WRONG_BY = (-3, -2, -1, 1, 2, 3)  # errors of a wrong line of a demonstration
+ARITHMETIC = "State the final answer to the following arithmetic problem: "
+# a model of 1.3 million parameters, for which the words of chain_sum's questions, and numbers, are one token
+MODEL = TinyModelConfig(
+    hidden_size=160,
+    intermediate_size=640,
+    num_layers=3,
+    num_heads=5,
+    num_kv_heads=5,
+    extra_words=(ARITHMETIC, " + ", " - ", " =", *map(str, range(10, 100))),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningGymConfig:
+    """Families, difficulty and sizes. A model of a million parameters learns the defaults in minutes.
+
+    Attributes:
+        families: names of families, separated by commas.
+        family_config: YAML with the settings of families that differ from the library's, by the library's names.
+        demo_correct: share of the demonstrations' lines (or answers, for families without lines) that are right.
+        style: style of the prompt: the question alone (`short`), or with instructions (`long`).
+
+    Raises:
+        ValueError: a field is out of range, or a family or its setting is unknown; the message names it.
+    """
+
+    families: str = "chain_sum"
+    family_config: str = "chain_sum: {min_terms: 4, max_terms: 6, max_digits: 1}"
+    train_size: int = 4_000
+    test_size: int = 500
+    demo_size: int = 16_000
+    demo_correct: float = 0.8
+    style: str = "short"
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in SIZES.values():
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        require(0 <= self.demo_correct <= 1, "demo_correct", self.demo_correct, "between 0 and 1")
+        require(self.style in ("short", "long"), "style", self.style, "short or long")
+        for family in self.names:
+            make_dataset(family, self.settings.get(family, {}))
+
+    @property
+    def names(self) -> list[str]:
+        return check_families(self.families.split(","))
+
+    @property
+    def settings(self) -> dict[str, dict]:
+        """Return family -> its settings."""
+        settings = yaml.safe_load(self.family_config) or {}
+        is_valid = isinstance(settings, dict) and all(isinstance(value, dict) for value in settings.values())
+        require(is_valid, "family_config", self.family_config, "YAML such as 'chain_sum: {min_terms: 2}'")
+        check_families(list(settings))
+        return settings
+
+    def entries(self, family: str, split: str) -> Iterator[dict]:
+        """Yield the library's entries of a family without end, from data sets with seeds of the split.
+
+        Some data sets make all entries at once, so that one of endless size would not do.
+        """
+        settings = self.settings.get(family, {})
+        for number in count():
+            seed = random.Random(f"{self.seed} {split} {family} {number}").getrandbits(32)
+            yield from make_dataset(family, settings, seed=seed, size=ENTRIES_AT_ONCE)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem of a family; two with the same question are equal."""
+
+    question: str
+    family: str = field(compare=False)
+    answer: str | None = field(compare=False)
+    truth: str = field(compare=False)
+    expression: str = field(compare=False)  # empty if a demonstration is the answer alone
+
+    def demonstration(self, correct: float, rng: random.Random, other: "Problem") -> str:
+        """Return a demonstration; `other` is a problem of the same family, for a wrong answer."""
+        if self.expression:
+            return chain_sum_lines(self.expression, correct, rng)
+        return f"<answer>{(self if rng.random() < correct else other).answer}</answer>"
+
+
+def chain_sum_lines(expression: str, correct: float, rng: random.Random) -> str:
+    """Return a line for each sum, right with probability `correct`, and the answer.
+
+    >>> chain_sum_lines("4 + 13 - 20", 1.0, random.Random(0))
+    '4+13=17\\n17-20=-3\\n<answer>-3</answer>'
+    """
+    first, *steps = re.findall(r"[-+]?\d+", expression.replace(" ", "").replace("--", "+").replace("+-", "-"))
+    value, lines = int(first), []
+    for step in steps:
+        result = value + int(step)
+        if rng.random() >= correct:
+            result += rng.choice(WRONG_BY)
+        lines.append(f"{value}{step}={result}")
+        value = result
+    return "\n".join([*lines, f"<answer>{value}</answer>"])
+
+
+def draw_problems(config: ReasoningGymConfig, split: str, excluded: set[Problem]) -> list[Problem]:
+    """Return the problems of a split, distinct and none of `excluded`; the families take turns.
+
+    Raises:
+        ValueError: a family has too few problems, or no answers for demonstrations.
+    """
+    names, settings = config.names, config.settings
+    entries = {family: config.entries(family, split) for family in names}
+    is_demo, size = split == "sft", SIZES[split]
+
+    def draw(drawn: int) -> Problem | None:
+        family = names[drawn % len(names)]
+        entry = next(entries[family])
+        if is_demo and entry["answer"] is None:
+            raise ValueError(f"demo_size={config.demo_size}: {family} has no answers to show; set it to 0")
+        truth = {"family": family, "config": settings.get(family, {})}
+        truth |= {"answer": entry["answer"], "metadata": entry["metadata"]}
+        question = entry["question"] + (f"\n\n{INSTRUCTION}" if config.style == "long" else "")
+        expression = entry["metadata"]["expression"] if family == "chain_sum" else ""
+        return Problem(question, family, entry["answer"], json.dumps(truth), expression)
+
+    return draw_until(draw, lambda p: p not in excluded, getattr(config, size), size, FRUITLESS_ATTEMPTS, is_demo)
+
+
+def write_reasoning_gym(output_dir: str | Path, config: ReasoningGymConfig | None = None) -> dict[str, Path]:
+    """Write the three files, except for sizes of 0, and return their paths by split. No file is ever incomplete."""
+    config = config or ReasoningGymConfig()
+    test: set[Problem] = set()
+    paths = {}
+    for split in SIZES:
+        problems = draw_problems(config, split, test)
+        if split == "test":
+            test = set(problems)
+        if split == "sft":
+            rng, turns = random.Random(f"{config.seed} demonstrations"), len(config.names)
+            texts = [p.demonstration(config.demo_correct, rng, problems[i - turns]) for i, p in enumerate(problems)]
+            rows = [conversation(p.question, text) for p, text in zip(problems, texts, strict=True)]
+        else:
+            rows = [
+                rl_row("reasoning_gym", p.question, p.truth, split, i, "reasoning", family=p.family)
+                for i, p in enumerate(problems)
+            ]
+        if rows:
+            paths[split] = Path(output_dir) / f"{split}.parquet"
+            write_rows(paths[split], rows)
+    return paths
+
+
+def main(arguments: list[str] | None = None) -> None:
+    run_maker(__doc__, ReasoningGymConfig, write_reasoning_gym, SIZES, {"model-dir": MODEL}, arguments)
+
+
+if __name__ == "__main__":
+    main()

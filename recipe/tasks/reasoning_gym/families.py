@@ -1,0 +1,86 @@
+"""The families of reasoning-gym, by what their verifiers do with an answer.
+
+Most compare text, or read numbers, lists or moves. `FORMULAS` go to sympy, which runs a formula as Python: only the
+names given here, numbers, and the signs of arithmetic may occur in one, so that it can name nothing else. Five more
+families would run an answer to give a point for a Python list; in `worker.py` a reader of literals takes that place.
+"""
+
+import importlib
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+MAX_ANSWER_CHARS = 16_384
+REFUSED = {
+    "composite": "it mixes families; name them in `families`",
+    "game_of_life_halting": "its verifier takes every answer as right",
+    "puzzle24": "its verifier takes other numbers than the problem's, so that one answer solves all problems",
+}
+_FUNCTIONS = "sin cos tan asin acos atan sinh cosh tanh exp log ln sqrt pi"
+FORMULAS = {
+    "countdown": "",
+    "polynomial_multiplication": "",
+    "intermediate_integration": _FUNCTIONS,
+    "simple_integration": _FUNCTIONS,
+}
+_WORD = re.compile(r"[^\W\d_]+")
+_FORMULA = re.compile(r"(?:\d+(?:\.\d+)?|[A-Za-z]+|[-+*/^() ])*")
+
+
+def library() -> Any:
+    """Return reasoning-gym's registry of families.
+
+    Raises:
+        ValueError: reasoning-gym is not installed.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module("reasoning_gym.factory")
+    except ImportError as error:
+        raise ValueError(f"task=reasoning_gym needs reasoning-gym ({error}): pip install -e '.[tasks]'") from error
+
+
+def check_families(names: Sequence[str]) -> list[str]:
+    """Return the names without spaces around them.
+
+    Raises:
+        ValueError: a family is unknown, named twice or refused; the message says why, or which names are similar.
+    """
+    names = [name.strip() for name in names]
+    known = [name for name in library().DATASETS if name not in REFUSED]
+    for name in names:
+        if name in REFUSED:
+            raise ValueError(f"family {name}: {REFUSED[name]}")
+        if name not in known:
+            similar = get_close_matches(name, known, 5, 0.5)
+            hint = f"did you mean {', '.join(similar)}?" if similar else f"choose of {', '.join(sorted(known))}"
+            raise ValueError(f"family {name!r} is unknown to reasoning-gym: {hint}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"families={','.join(names)}: a family is named twice")
+    return names
+
+
+def make_dataset(family: str, settings: Mapping[str, Any], **options: Any) -> Any:
+    """Return the library's data set of a family; `options` are `seed` and `size`.
+
+    Raises:
+        ValueError: a setting is unknown or out of range.
+    """
+    try:
+        return library().create_dataset(family, **settings, **options)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ValueError(f"family_config: {family}: {dict(settings)}: {error}") from error
+
+
+def is_allowed(family: str, answer: str) -> bool:
+    """Return whether a verifier may read an answer: it is not too long, and a formula where sympy reads it."""
+    if len(answer) > MAX_ANSWER_CHARS:
+        return False
+    names = FORMULAS.get(family)
+    if names is None:
+        return True
+    words = set(_WORD.findall(answer)) - set(names.split())
+    return _FORMULA.fullmatch(answer) is not None and all(len(word) == 1 and word not in "INOQS" for word in words)

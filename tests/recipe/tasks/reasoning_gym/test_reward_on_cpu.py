@@ -1,0 +1,108 @@
+"""Verifiers of reasoning-gym: right answers have 1 from rows of JSON, hostile ones 0 within the time limit."""
+
+import json
+import time
+
+import pytest
+
+from recipe.tasks.reasoning_gym import reward
+from recipe.tasks.reasoning_gym.data import ReasoningGymConfig, draw_problems
+from recipe.tasks.reasoning_gym.families import FORMULAS, REFUSED, check_families, library
+from recipe.tasks.reasoning_gym.worker import LITERALS
+
+WITHOUT_ANSWERS = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
+# knight_swap takes seconds per problem
+FAMILIES = sorted(set(library().DATASETS) - set(REFUSED) - WITHOUT_ANSWERS - {"knight_swap"})
+
+
+def problems_of(family: str, size: int) -> list:
+    return draw_problems(
+        ReasoningGymConfig(families=family, family_config="", test_size=size, train_size=0, demo_size=0), "test", set()
+    )
+
+
+def score(truth: str, response: str, **kwargs) -> dict:
+    return reward.compute_score("reasoning_gym", response, truth, **kwargs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_answer_of_each_family_is_right_and_another_is_not(family):
+    for problem in problems_of(family, 3):
+        reward.check_row("reasoning_gym", problem.truth)
+        assert score(problem.truth, f"I think so. <answer>{problem.answer}</answer>")["acc"] == 1.0
+        assert score(problem.truth, "<answer>no such answer</answer>")["acc"] == 0.0
+
+
+def test_answers_are_found_between_tags_in_a_box_or_alone():
+    truth = json.dumps({"family": "chain_sum", "config": {}, "answer": "12", "metadata": {}})
+    for response in (
+        "<answer>3</answer> <answer> 12 </answer>",
+        r"so \boxed{12}",
+        " 12\n",
+        "<answer>+12.0</answer>",
+    ):
+        assert score(truth, response)["acc"] == 1.0
+    partial = score(truth, "<answer>12 or 13</answer>")
+    assert (partial["acc"], partial["score"]) == (0.0, 2 / 8)
+    assert score(truth, "<answer></answer> 12") == {"score": 0.0, "acc": 0.0, "pred": ""}
+
+
+@pytest.mark.parametrize("family", [*FORMULAS, *LITERALS, "bitwise_arithmetic", "codeio", "list_functions", "bf"])
+def test_a_program_as_answer_does_not_run(family, tmp_path):
+    (problem,) = problems_of(family, 1)
+    marker = tmp_path / "marker"
+    for program in (f"__import__('os').system('touch {marker}')", f"open({str(marker)!r}, 'w').close()"):
+        for answer in (program, f"[{program}]", f"({program} or 1)*1"):
+            assert score(problem.truth, f"<answer>{answer}</answer>")["acc"] == 0.0
+    assert not marker.exists()
+
+
+def test_the_process_of_the_verifiers_is_confined(tmp_path):
+    # its own rows are run by this verifier: the second wall behind the checks of answers
+    marker = tmp_path / "marker"
+    for program in (f"__import__('os').system('touch {marker}')", f"open({str(marker)!r}, 'w').close()"):
+        row = {"answer": "0x1", "metadata": {"problem": program}}
+        assert score(json.dumps({"family": "bitwise_arithmetic", "config": {}, **row}), "0x1")["acc"] == 0.0
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("answer", ["9**9**9", "9**9**9**9*9", "1" * 1_000_000, "(" * 5000 + "1" + ")" * 5000])
+@pytest.mark.parametrize("family", ["countdown", "polynomial_multiplication", "chain_sum", "coin_flip", "n_queens"])
+def test_an_endless_or_huge_answer_has_no_point_within_the_limit(family, answer):
+    (problem,) = problems_of(family, 1)
+    reward.verify("chain_sum", {}, {"answer": "1", "metadata": {}}, "1")  # the process has started
+    started = time.monotonic()
+    assert score(problem.truth, f"<answer>{answer}</answer>", timeout_seconds=1.0)["acc"] == 0.0
+    assert time.monotonic() - started < 4.0
+    assert score(problem.truth, f"<answer>{problem.answer}</answer>", timeout_seconds=60.0)["acc"] == 1.0
+
+
+def test_an_endless_fraction_ends_with_its_process():
+    (problem,) = problems_of("coin_flip", 1)
+    assert score(problem.truth, "<answer>1e999999999</answer>", timeout_seconds=1.0)["acc"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"family": "chain_sm"}, "did you mean chain_sum"),
+        ({"family": "puzzle24"}, "one answer solves all"),
+        ({"config": {"min_term": 2}}, "min_term"),
+        ({"config": {"min_terms": 0}}, "min_terms must be positive"),
+        ({"metadata": None}, "metadata"),
+        ({"answer": 12}, "answer must be text"),
+    ],
+)
+def test_refused_rows(change, message):
+    truth = {"family": "chain_sum", "config": {}, "answer": "12", "metadata": {}} | change
+    with pytest.raises(ValueError, match=message):
+        reward.check_row("reasoning_gym", json.dumps(truth))
+
+
+def test_rows_of_other_families_than_the_configs_are_refused():
+    truth = json.dumps({"family": "chain_sum", "config": {}, "answer": "12", "metadata": {}})
+    reward.check_row("reasoning_gym", truth, families=["chain_sum", "gcd"])
+    with pytest.raises(ValueError, match="not in task.families"):
+        reward.check_row("reasoning_gym", truth, families=["gcd"])
+    with pytest.raises(ValueError, match="did you mean knights_knaves"):
+        check_families(["knight_knaves"])
