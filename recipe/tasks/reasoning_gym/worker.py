@@ -11,7 +11,7 @@ Moreover no verifier runs an answer as a program: where the library calls `eval`
 """
 
 import ast
-import importlib.util
+import importlib
 import json
 import math
 import os
@@ -32,7 +32,7 @@ def verifier(family: str, config: str):
 
     dataset = create_dataset(family, seed=0, **json.loads(config))
     if family in LITERALS:
-        sys.modules[type(dataset).__module__].eval = ast.literal_eval
+        setattr(sys.modules[type(dataset).__module__], "eval", ast.literal_eval)  # noqa: B010
     return dataset.score_answer
 
 
@@ -66,10 +66,9 @@ def serve(connection: int) -> None:
 def main(connection: int, confinement_file: str) -> None:
     import reasoning_gym  # noqa: F401
 
-    spec = importlib.util.spec_from_file_location("confinement", confinement_file)
-    confinement_module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(confinement_module)
-    confinement = confinement_module.Confinement(MEMORY_MB, 0, 0, limits_cpu=False)
+    sys.path.insert(0, os.path.dirname(confinement_file))
+    confinement = importlib.import_module("confinement").Confinement(MEMORY_MB, 0, 0, limits_cpu=False)
+    del sys.path[0]
     if not confinement.landlock:
         raise OSError("no Landlock in this kernel")
     if child := os.fork():
