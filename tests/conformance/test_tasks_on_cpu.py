@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recipe.tasks.countdown.data import CountdownConfig, write_countdown
+from recipe.tasks.reasoning_gym.data import ReasoningGymConfig, write_reasoning_gym
 from recipe.tasks.search.data import SearchTaskConfig, write_search_task
 from recipe.tasks.walk.data import WalkConfig, write_walks
 from recipe.tasks.word_problems.data import WordProblemsConfig, write_word_problems
@@ -24,6 +25,9 @@ MAKERS = {
     "countdown": lambda folder: write_countdown(folder, CountdownConfig(train_size=3, test_size=0, demo_size=0)),
     "search_task": lambda folder: asyncio.run(
         write_search_task(folder, SearchTaskConfig(people=20, train_size=3, test_size=3, demo_size=3))
+    ),
+    "reasoning_gym": lambda folder: write_reasoning_gym(
+        folder, ReasoningGymConfig(train_size=3, test_size=3, demo_size=0)
     ),
     "walk": lambda folder: write_walks(folder, WalkConfig(train_size=3, valid_size=0, test_size=0, demo_size=0)),
     "word_problems": lambda folder: write_word_problems(

@@ -89,7 +89,7 @@ def test_other_weights_in_the_same_folder_are_told_apart(tmp_path):
 
 
 def test_there_is_a_script_for_every_benchmark():
-    scripts = {path.stem.removeprefix("eval-") for path in (ROOT / "scripts").glob("eval-*.sh")}
+    scripts = {path.stem.removeprefix("eval-").replace("-", "") for path in (ROOT / "scripts").glob("eval-*.sh")}
     assert scripts == {*parts("evaluation"), "all"}
 
 

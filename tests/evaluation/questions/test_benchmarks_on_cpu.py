@@ -13,12 +13,12 @@ from verl.utils.parts import parts
 
 
 def test_the_table_has_every_benchmark_and_no_unknown_words():
-    assert parts("evaluation").keys() == LAYOUTS.keys() and len(LAYOUTS) == 23
+    assert parts("evaluation").keys() == LAYOUTS.keys() and len(LAYOUTS) == 24
     for name, benchmark in parts("evaluation").items():
         assert find_scoring(benchmark.scoring).about and benchmark.style in STYLES and benchmark.get
         # the reward in training takes the same side
         is_math = benchmark.scoring == "math"
-        made_here = name in ("countdown", "textworld", "walk", "wordproblems", "searchtask")
+        made_here = name in ("countdown", "textworld", "walk", "wordproblems", "searchtask", "reasoninggym")
         assert made_here or benchmark.scoring == "code" or (rule_of(name) == "math") == is_math
 
 
