@@ -235,6 +235,6 @@ def test_the_engine_sends_them_or_not(sent):
         return SimpleNamespace(token_ids=[1, 2], log_probs=[-1.0, -1.0], stop_reason="completed", extra_fields={})
 
     engine = LLMClientEngine(SimpleNamespace(), seeds=sent)
-    engine.servers = SimpleNamespace(generate=generate, release=lambda group: None)
+    engine.servers = SimpleNamespace(send=generate, release=lambda group: None)
     asyncio.run(engine.generate(GenerationRequest([5], max_tokens=2, stop_token_ids=[9], seed=7)))
     assert [params.get("seed") for params in asked] == ([7] if sent else [None])

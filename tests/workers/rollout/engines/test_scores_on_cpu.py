@@ -156,6 +156,6 @@ def test_a_server_is_asked_again_after_an_abort_and_without_its_cache_where_that
         return answers[len(asked) - 1]
 
     engine = LLMClientEngine(client=None)
-    monkeypatch.setattr(engine.servers, "generate", generate)
+    monkeypatch.setattr(engine.servers, "send", generate)
     assert asyncio.run(engine.score([1, 2, 3], [4, 5], request_id="group")) == [-1.5, -2.5]
     assert asked == [("group", [1, 2, 3, 4, 5], False)] * 2 + [("group", [1, 2, 3, 4, 5], True)]
