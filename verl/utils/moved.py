@@ -1,6 +1,6 @@
 """Translates names of reward modules and tool classes in configs: former names, and those of published configs.
 
-docs/moved.md lists all modules that have moved; imports of these are not translated.
+Imports of modules that have moved are not translated.
 """
 
 REWARDS = {
