@@ -55,7 +55,7 @@ def gone(pid: int) -> bool:
 def test_no_orphans_when_the_run_ends(tmp_path, then):
     launcher = launch(tmp_path, GRANDCHILD.format(pid_file=str(tmp_path / "pid"), then=then))
     pid = read_pid(tmp_path / "pid")
-    _, errors = launcher.communicate(timeout=30)
+    _, errors = launcher.communicate(timeout=60)
     assert gone(pid)
     if then == "pass":
         assert launcher.returncode == 0
@@ -85,7 +85,7 @@ def test_a_launcher_that_is_told_to_end_says_so_and_leaves_no_orphans(tmp_path, 
     for _ in range(times):
         os.kill(launcher.pid, how)
         time.sleep(0.3)
-    out, errors = launcher.communicate(timeout=30)
+    out, errors = launcher.communicate(timeout=60)
     assert launcher.returncode == 128 + how and gone(pid)
     assert f"The run was ended by {how.name}. The same command begins anew" in errors
     assert "died" not in out + errors and "Traceback" not in errors
@@ -97,7 +97,7 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(tmp_path):
     launcher = launch(tmp_path, code, lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     wait_for(tmp_path / "pid")
     os.kill(launcher.pid, signal.SIGHUP)
-    launcher.communicate(timeout=30)
+    launcher.communicate(timeout=60)
     assert launcher.returncode == 0
 
 
@@ -111,7 +111,7 @@ print("verl.utils.fault_reports.RunError: step 3: all 16 prompt groups failed; t
 print("SomeLaterError: the connection was closed: by the end")
 raise SystemExit(1)
 """
-    _, errors = launch(tmp_path, code).communicate(timeout=30)
+    _, errors = launch(tmp_path, code).communicate(timeout=60)
     assert errors.count("error: step 3: all 16 prompt groups failed; the first: ValueError: no engine") == 1
     assert "SomeLaterError" not in errors and "The same command begins anew" in errors
 
@@ -121,7 +121,7 @@ def test_the_cause_comes_first_in_the_logs_of_real_runs(tmp_path, log):
     """A file begins with the beginning of the expected line, and continues with lines of a real train.log."""
     expected, _, excerpt = log.read_text().partition("\n")
     code = f"print({excerpt!r}, end=''); raise SystemExit(1)"
-    _, errors = launch(tmp_path, code).communicate(timeout=30)
+    _, errors = launch(tmp_path, code).communicate(timeout=60)
     first, _ = errors.split("The run failed with exit code 1.\n")[1].split("\n", 1)
     assert first.strip().startswith(expected)
 
@@ -130,7 +130,7 @@ def test_a_checkpoint_that_cannot_be_loaded_is_not_said_to_resume(tmp_path):
     message = (
         "RunError: global_step_9 cannot be resumed from (damaged: x), and the same command would fail again: remove"
     )
-    _, errors = launch(tmp_path, f"print({message!r}); raise SystemExit(1)").communicate(timeout=30)
+    _, errors = launch(tmp_path, f"print({message!r}); raise SystemExit(1)").communicate(timeout=60)
     assert "would fail again" in errors and "The same command" not in errors.replace("and the same", "")
 
 
@@ -158,7 +158,7 @@ def test_the_last_line_says_what_the_same_command_would_do(tmp_path, code, last)
         (tmp_path / f"global_step_{step}").mkdir(parents=True)
     for step in (4, 12):
         (tmp_path / f"global_step_{step}/COMPLETE").touch()
-    _, errors = launch(tmp_path, code).communicate(timeout=30)
+    _, errors = launch(tmp_path, code).communicate(timeout=60)
     assert errors.splitlines()[-1] == last
 
 
@@ -177,7 +177,7 @@ def test_progress_shows_reward_and_rate_and_ends_with_the_place(tmp_path):
 def test_a_killed_driver_is_named_and_errors_of_an_earlier_attempt_are_not_repeated(tmp_path):
     (tmp_path / "train.log").write_text("error: the one before\n")
     launcher = launch(tmp_path, "import os; print(os.getpid(), flush=True); os.kill(os.getpid(), 9)")
-    _, errors = launcher.communicate(timeout=30)
+    _, errors = launcher.communicate(timeout=60)
     pid = (tmp_path / "train.log").read_text().split()[-1]
     assert launcher.returncode == 137 and f"driver (process {pid} on " in errors and "SIGKILL" in errors
     assert "the one before" not in errors
@@ -192,14 +192,14 @@ def test_a_second_run_in_the_same_folder_is_refused_and_changes_nothing(tmp_path
     same_folder = tmp_path.with_name("link")
     same_folder.symlink_to(tmp_path)
     second = launch(same_folder, "print('started')")
-    _, errors = second.communicate(timeout=30)
+    _, errors = second.communicate(timeout=60)
     assert second.returncode == 2
     assert f"another run uses {same_folder} (process {first.pid} on {os.uname().nodename})" in errors
     assert not (tmp_path / "metrics.001.jsonl").exists() and "started" not in (tmp_path / "train.log").read_text()
     first.kill()
-    first.communicate(timeout=30)
+    first.communicate(timeout=60)
     deadline = time.monotonic() + 20
-    while (third := launch(tmp_path, "pass")).wait(timeout=30) and time.monotonic() < deadline:
+    while (third := launch(tmp_path, "pass")).wait(timeout=60) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert third.returncode == 0 and (tmp_path / "metrics.001.jsonl").exists()
 
@@ -217,7 +217,7 @@ def test_a_run_without_launcher_is_refused_in_a_folder_that_another_one_uses(tmp
     monkeypatch.setenv("VERL_LOCKED_DIR", str(tmp_path))  # as the launcher sets it for its driver
     lock_run_dir(config)
     first.terminate()
-    first.communicate(timeout=30)
+    first.communicate(timeout=60)
 
 
 FROZEN = """
@@ -271,7 +271,7 @@ def test_the_shared_memory_of_killed_processes_is_removed_and_that_of_others_sta
         for file in (*earlier, other):
             file.write_text("x")
         killed = launch(tmp_path, LEAVES.format(names=[file.name for file in own]))
-        _, errors = killed.communicate(timeout=30)
+        _, errors = killed.communicate(timeout=60)
         assert killed.returncode == 137, errors
         assert [file for file in (*earlier, *own) if file.exists()] == []
         assert other.exists() and Path("/dev/shm", used.name).exists()
