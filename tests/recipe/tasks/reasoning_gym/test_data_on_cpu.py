@@ -1,6 +1,7 @@
 """Data of reasoning-gym: splits share no question, settings reach the library, and demonstrations are partly right."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -8,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from recipe.tasks.reasoning_gym.data import ReasoningGymConfig, write_reasoning_gym
-from recipe.tasks.reasoning_gym.reward import compute_score
 
 SMALL = ReasoningGymConfig(train_size=60, test_size=20, demo_size=40)
 
@@ -44,15 +44,13 @@ def test_share_of_right_lines(correct, low, high, tmp_path):
     assert all(text.endswith(f"<answer>{line[-1][2]}</answer>") for text, line in zip(texts, lines, strict=True))
 
 
-def test_demonstrations_without_errors_are_right(tmp_path):
-    paths = write_reasoning_gym(tmp_path, replace(SMALL, demo_correct=1.0, families="chain_sum,gcd"))
-    for row in pq.read_table(paths["sft"]).to_pylist()[:2]:
+def test_answers_of_other_problems_are_the_wrong_demonstrations(tmp_path):
+    config = replace(SMALL, families="gcd", family_config="", demo_correct=0.0, demo_size=200)
+    right = 0
+    for row in pq.read_table(write_reasoning_gym(tmp_path, config)["sft"]).to_pylist():
         question, answer = (message["content"] for message in row["messages"])
-        family = "chain_sum" if "arithmetic" in question else "gcd"
-        found = eval(re.findall(r": (.*) =", question)[0]) if family == "chain_sum" else None
-        if found is not None:
-            truth = {"family": family, "config": {}, "answer": str(found), "metadata": {}}
-            assert compute_score("reasoning_gym", answer, json.dumps(truth))["acc"] == 1.0
+        right += answer == f"<answer>{math.gcd(*map(int, re.findall(r'[0-9]+', question)))}</answer>"
+    assert 0 < right < 150  # two problems may have the same answer
 
 
 @pytest.mark.parametrize(

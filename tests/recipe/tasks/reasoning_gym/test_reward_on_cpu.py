@@ -7,7 +7,7 @@ import pytest
 
 from recipe.tasks.reasoning_gym import reward
 from recipe.tasks.reasoning_gym.data import ReasoningGymConfig, draw_problems
-from recipe.tasks.reasoning_gym.families import FORMULAS, REFUSED, check_families, library
+from recipe.tasks.reasoning_gym.families import FORMULAS, REFUSED, check_families, is_allowed, library
 from recipe.tasks.reasoning_gym.worker import LITERALS
 
 WITHOUT_ANSWERS = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
@@ -55,6 +55,31 @@ def test_a_program_as_answer_does_not_run(family, tmp_path):
         for answer in (program, f"[{program}]", f"({program} or 1)*1"):
             assert score(problem.truth, f"<answer>{answer}</answer>")["acc"] == 0.0
     assert not marker.exists()
+
+
+def test_lists_are_read_and_not_run():
+    truth = json.dumps({"family": "spiral_matrix", "config": {}, "answer": "1 2 3", "metadata": {}})
+    assert score(truth, "<answer>[1, 2, 3]</answer>")["score"] == 0.1
+    assert score(truth, "<answer>[x for x in (1, 2, 3)]</answer>")["score"] == 0.0
+
+
+@pytest.mark.parametrize("family", FORMULAS)
+def test_formulas_name_nothing_of_python(family):
+    assert is_allowed(family, "2*x**3/4 + 1.5*(x - 1)") and not is_allowed(family, "x" * 20_000)
+    for text in (
+        "x.real",
+        "__x__",
+        "open(1)",
+        "'1'",
+        "[1]",
+        "x if x else y",
+        "(x:=1)",
+        "S(1)",
+        "1.e",
+        "lambda: 1",
+        "x\n",
+    ):
+        assert not is_allowed(family, text)
 
 
 def test_the_process_of_the_verifiers_is_confined(tmp_path):
