@@ -47,7 +47,7 @@ def test_a_task_from_outside_is_chosen_evaluated_and_listed(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert "scored by sorting: the digits in ascending order" in done.stdout
     assert "warm: warm_start_sorting" in done.stdout
-    assert "error: TASK=chess: choose countdown, textworld, walk, sorting" in done.stderr
+    assert "error: TASK=chess: choose countdown, reasoning_gym, textworld, walk, sorting" in done.stderr
 
 
 def test_a_task_extends_another_and_changes_keys_of_trees():
@@ -64,4 +64,9 @@ def test_a_task_extends_another_and_changes_keys_of_trees():
 
 
 def test_what_scripts_and_studies_read_of_a_task():
-    assert {name for name, task in parts("task").items() if task.is_small} == {"countdown", "textworld", "walk"}
+    assert {name for name, task in parts("task").items() if task.is_small} == {
+        "countdown",
+        "reasoning_gym",
+        "textworld",
+        "walk",
+    }

@@ -97,7 +97,8 @@ def verify(family: str, config: dict, entry: dict, answer: str, seconds: float =
 
 @cache
 def _check_family(family: str, config: str) -> None:
-    make_dataset(*check_families([family]), json.loads(config))
+    check_families([family])
+    make_dataset(family, json.loads(config))
 
 
 def read_truth(ground_truth) -> tuple[str, dict, dict]:

@@ -11,7 +11,6 @@ Moreover no verifier runs an answer as a program: where the library calls `eval`
 """
 
 import ast
-import importlib.util
 import json
 import math
 import os
@@ -19,6 +18,7 @@ import signal
 import sys
 import warnings
 from functools import cache
+from importlib.machinery import SourceFileLoader
 
 MEMORY_MB = 1024
 LITERALS = ("binary_matrix", "n_queens", "number_sorting", "spiral_matrix", "string_insertion")
@@ -32,7 +32,7 @@ def verifier(family: str, config: str):
 
     dataset = create_dataset(family, seed=0, **json.loads(config))
     if family in LITERALS:
-        sys.modules[type(dataset).__module__].eval = ast.literal_eval
+        vars(sys.modules[type(dataset).__module__])["eval"] = ast.literal_eval
     return dataset.score_answer
 
 
@@ -66,9 +66,7 @@ def serve(connection: int) -> None:
 def main(connection: int, confinement_file: str) -> None:
     import reasoning_gym  # noqa: F401
 
-    spec = importlib.util.spec_from_file_location("confinement", confinement_file)
-    confinement_module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(confinement_module)
+    confinement_module = SourceFileLoader("confinement", confinement_file).load_module()
     confinement = confinement_module.Confinement(MEMORY_MB, 0, 0, limits_cpu=False)
     if not confinement.landlock:
         raise OSError("no Landlock in this kernel")
