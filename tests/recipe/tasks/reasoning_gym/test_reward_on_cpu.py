@@ -2,8 +2,10 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from recipe.tasks.reasoning_gym import reward
 from recipe.tasks.reasoning_gym.data import ReasoningGymConfig, draw_problems
@@ -125,6 +127,9 @@ def test_refused_rows(change, message):
 
 
 def test_rows_of_other_families_than_the_configs_are_refused():
+    config = OmegaConf.load(Path(reward.__file__).with_name("task.yaml"))
+    config.task.families = ["gcd"]
+    assert config.reward.custom_reward_function.reward_kwargs.families == ["gcd"]
     truth = json.dumps({"family": "chain_sum", "config": {}, "answer": "12", "metadata": {}})
     reward.check_row("reasoning_gym", truth, families=["chain_sum", "gcd"])
     with pytest.raises(ValueError, match="not in task.families"):
