@@ -21,10 +21,17 @@ from pathlib import Path
 
 import yaml
 
-from recipe.common.problem_files import conversation, draw_until, require, rl_row, run_maker
+from recipe.common.problem_files import (
+    check_common_fields,
+    conversation,
+    draw_until,
+    require,
+    rl_row,
+    run_maker,
+    write_splits,
+)
 from recipe.common.tiny_model import TinyModelConfig
 from recipe.tasks.reasoning_gym.families import check_families, make_dataset
-from verl.utils.data_files import write_rows
 
 SIZES = {"test": "test_size", "sft": "demo_size", "train": "train_size"}  # train.parquet is last: then all files exist
 FRUITLESS_ATTEMPTS = 1000
@@ -67,10 +74,7 @@ class ReasoningGymConfig:
     seed: int = 0
 
     def __post_init__(self):
-        for name in SIZES.values():
-            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        require(0 <= self.demo_correct <= 1, "demo_correct", self.demo_correct, "between 0 and 1")
-        require(self.style in ("short", "long"), "style", self.style, "short or long")
+        check_common_fields(self, SIZES.values())
         for family in self.names:
             make_dataset(family, self.settings.get(family, {}))
 
@@ -132,15 +136,15 @@ def chain_sum_lines(expression: str, correct: float, rng: random.Random) -> str:
     return "\n".join([*lines, f"<answer>{value}</answer>"])
 
 
-def draw_problems(config: ReasoningGymConfig, split: str, excluded: set[Problem]) -> list[Problem]:
-    """Return the problems of a split, distinct and none of `excluded`; the families take turns.
+def draw_problems(config: ReasoningGymConfig, split: str, size: int, excluded: set[Problem]) -> list[Problem]:
+    """Return `size` problems of a split, distinct and none of `excluded`; the families take turns.
 
     Raises:
         ValueError: a family has too few problems, or no answers for demonstrations.
     """
     names, settings = config.names, config.settings
     entries = {family: config.entries(family, split) for family in names}
-    is_demo, size = split == "sft", SIZES[split]
+    is_demo = split == "sft"
 
     def draw(drawn: int) -> Problem | None:
         family = names[drawn % len(names)]
@@ -153,31 +157,28 @@ def draw_problems(config: ReasoningGymConfig, split: str, excluded: set[Problem]
         expression = entry["metadata"]["expression"] if family == "chain_sum" else ""
         return Problem(question, family, entry["answer"], json.dumps(truth), expression)
 
-    return draw_until(draw, lambda p: p not in excluded, getattr(config, size), size, FRUITLESS_ATTEMPTS, is_demo)
+    return draw_until(draw, lambda p: p not in excluded, size, SIZES[split], FRUITLESS_ATTEMPTS, is_demo)
 
 
 def write_reasoning_gym(output_dir: str | Path, config: ReasoningGymConfig | None = None) -> dict[str, Path]:
     """Write the three files, except for sizes of 0, and return their paths by split. No file is ever incomplete."""
     config = config or ReasoningGymConfig()
     test: set[Problem] = set()
-    paths = {}
-    for split in SIZES:
-        problems = draw_problems(config, split, test)
-        if split == "test":
-            test = set(problems)
+
+    def rows_of(split: str, size: int) -> list[dict]:
+        problems = draw_problems(config, split, size, test)
         if split == "sft":
             rng, turns = random.Random(f"{config.seed} demonstrations"), len(config.names)
             texts = [p.demonstration(config.demo_correct, rng, problems[i - turns]) for i, p in enumerate(problems)]
-            rows = [conversation(p.question, text) for p, text in zip(problems, texts, strict=True)]
-        else:
-            rows = [
-                rl_row("reasoning_gym", p.question, p.truth, split, i, "reasoning", family=p.family)
-                for i, p in enumerate(problems)
-            ]
-        if rows:
-            paths[split] = Path(output_dir) / f"{split}.parquet"
-            write_rows(paths[split], rows)
-    return paths
+            return [conversation(p.question, text) for p, text in zip(problems, texts, strict=True)]
+        if split == "test":
+            test.update(problems)
+        return [
+            rl_row("reasoning_gym", p.question, p.truth, split, i, "reasoning", family=p.family)
+            for i, p in enumerate(problems)
+        ]
+
+    return write_splits(output_dir, config, SIZES, rows_of)
 
 
 def main(arguments: list[str] | None = None) -> None:

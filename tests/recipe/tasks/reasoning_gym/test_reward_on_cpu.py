@@ -18,9 +18,7 @@ FAMILIES = sorted(set(library().DATASETS) - set(REFUSED) - WITHOUT_ANSWERS - {"k
 
 
 def problems_of(family: str, size: int) -> list:
-    return draw_problems(
-        ReasoningGymConfig(families=family, family_config="", test_size=size, train_size=0, demo_size=0), "test", set()
-    )
+    return draw_problems(ReasoningGymConfig(families=family, family_config=""), "test", size, set())
 
 
 def score(truth: str, response: str, **kwargs) -> dict:
