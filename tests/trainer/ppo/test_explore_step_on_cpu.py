@@ -8,6 +8,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.arpo.loss import STANDARDISED_ENTROPY
 from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, config_of, trainer_of
+from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows
 from verl.trainer.ppo.v1.component import components_of
 from verl.trainer.ppo.v1.tree_reports import broken_tools
@@ -75,11 +76,14 @@ def test_tokens_that_upstream_rejects_in_this_step_are_not_counted(queue, monkey
     """As with `rollout_correction.rollout_rs`, which sets their response mask to 0 before the credit."""
     upstreams = PPOTrainerSync._compute_advantage
 
-    def reject_and_credit(self, batch, metrics):
-        queue.rows["q_0_0"]["response_mask"] = torch.zeros(5, dtype=torch.long)
-        return upstreams(self, batch, metrics)
+    def credit_and_reject(self, batch, metrics):
+        batch = upstreams(self, batch, metrics)
+        data = trainer_base.tq.kv_batch_get(batch.keys, batch.partition_id, ["response_mask"])
+        masks = [mask * (key != "q_0_0") for key, mask in zip(batch.keys, data["response_mask"].unbind(), strict=True)]
+        data["response_mask"] = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
+        return trainer_base.tq.kv_batch_put(batch.keys, batch.partition_id, fields=data)
 
-    monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", reject_and_credit)
+    monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", credit_and_reject)
     metrics = {}
     trainer("grpo")._compute_advantage(queue.batch(), metrics)
     # of 4 tokens of p's rows and 3 of q's other row, 2 lie in a segment of both of q's rows

@@ -1,7 +1,6 @@
 """Finds in a batch what no update can learn from, and the likely reason."""
 
 from collections.abc import Sequence
-from math import isfinite
 from types import SimpleNamespace
 
 import ray
@@ -15,6 +14,7 @@ from verl.workers.rollout.rows import reward_batch
 FORMS = ("…", "\\boxed{…}", "Answer: …", "#### …", "<answer>…</answer>")
 TRIAL_SECONDS = 60
 
+ESTIMATOR = "algorithm.adv_estimator"
 # Columns of numbers for each token on which an update depends, in the order of their computation, and their source.
 COMPUTED_BY = {
     "rm_scores": "the reward",
@@ -22,8 +22,8 @@ COMPUTED_BY = {
     "old_log_probs": "the actor",
     "ref_log_prob": "the reference policy",
     "values": "the critic",
-    "advantages": "algorithm.adv_estimator",
-    "returns": "algorithm.adv_estimator",
+    "advantages": ESTIMATOR,
+    "returns": ESTIMATOR,
 }
 
 
@@ -31,9 +31,9 @@ def not_finite(rows: BatchRows) -> str | None:
     """Return a text that names the first column with NaN or infinity, and what computed it; None if there is none."""
     rows.fetch(*COMPUTED_BY)
     for name, computed_by in COMPUTED_BY.items():
-        cells = rows.column(name, rows.real) or []
-        # a finite sum is quick to find and has finite terms only; finite terms may have another sum
-        if faulty := sum(not (isfinite(cell.sum()) or bool(torch.isfinite(cell).all())) for cell in cells):
+        cells = rows.column(name, rows.real)
+        if cells and not torch.cat(cells).isfinite().all():
+            faulty = sum(not cell.isfinite().all() for cell in cells)
             return f"{name} of {faulty} of {len(cells)} responses, computed by {computed_by}"
     return None
 

@@ -2,17 +2,21 @@
 
 import pickle
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
+from types import SimpleNamespace
 from typing import NamedTuple, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 
 from verl.trainer.ppo.credit.nodes import groups_of_equals
+from verl.trainer.ppo.v1 import trainer_base
 from verl.utils import transferqueue_utils
 from verl.utils.parts import Compares, compares
 from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, TREE_DATA
@@ -66,8 +70,10 @@ class BatchRows:
 
     def __init__(self, batch):
         self.keys, self.tags, self.partition_id = list(batch.keys), list(batch.tags), batch.partition_id
+        self.batch = batch
         self._columns: dict[str, dict[int, object]] = defaultdict(dict)
         self._padded: dict[str, torch.Tensor] = {}
+        self._changed: dict[str, set[int]] | None = None  # column -> rows, while `held`
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -122,6 +128,52 @@ class BatchRows:
         data = tq.kv_batch_get(keys=self.keys, partition_id=self.partition_id, select_fields=missing)
         for name in missing:
             self._columns[name] = dict(enumerate(_cells(data[name]))) if name in data.keys() else {}
+
+    @contextmanager
+    def held(self, *names: str) -> Iterator[None]:
+        """Fetch columns in one request, from which upstream's trainer is answered until the end; what it writes and
+        what is `put` in the meantime is then sent in one request. Nothing is sent after an exception.
+
+        Upstream's `_compute_advantage` (verl 0.9.1) asks by `trainer_base.tq`, which is replaced here for this time. A
+        request takes longer than a small batch's advantages.
+        """
+        self.fetch(*names)
+        self._changed = changed = defaultdict(set)
+        queue = SimpleNamespace(kv_batch_get=self._answer, kv_batch_put=self._keep)
+        try:
+            with patch.object(trainer_base, "tq", queue):
+                yield
+        finally:
+            self._changed = None
+        columns_of = defaultdict(list)
+        for name, rows in changed.items():
+            columns_of[tuple(sorted(rows))].append(name)
+        for rows, columns in columns_of.items():
+            fields = {name: _nested([self._columns[name][row] for row in rows]) for name in columns}
+            self.batch = tq.kv_batch_put(
+                keys=[self.keys[row] for row in rows],
+                partition_id=self.partition_id,
+                fields=TensorDict(fields, batch_size=len(rows)),
+            )
+
+    def _answer(self, keys: Sequence[str], partition_id: str, select_fields: Sequence[str]) -> TensorDict:
+        self.fetch(*select_fields)
+        columns = {name: list(cells.values()) for name in select_fields if (cells := self._columns[name])}
+        fields = {
+            name: _nested(cells) if isinstance(cells[0], torch.Tensor) else NonTensorStack(*cells)
+            for name, cells in columns.items()
+        }
+        return TensorDict(fields, batch_size=len(self))
+
+    def _keep(self, keys: Sequence[str], partition_id: str, fields: TensorDict):
+        for name, column in fields.items():
+            self._set(name, range(len(self)), _cells(column))
+        return self.batch
+
+    def _set(self, name: str, rows: Sequence[int], cells: Sequence) -> None:
+        self._columns[name].update(zip(rows, cells, strict=True))
+        self._changed[name].update(rows)
+        self._padded.pop(name, None)
 
     def column(self, name: str, rows: Sequence[int] | None = None) -> list | None:
         """Return the cells of a column in these rows (all by default); None if the batch has no such column."""
@@ -187,8 +239,9 @@ class BatchRows:
         """Write a column from `values` (B, T), or (len(rows), T) for these rows, up to each row's end."""
         rows = range(len(self)) if rows is None else rows
         cells = [tokens[: self.tags[row]["response_len"]] for row, tokens in zip(rows, values, strict=True)]
-        nested = torch.nested.as_nested_tensor(cells, layout=torch.jagged)
-        fields = TensorDict({name: nested}, batch_size=len(cells))
+        if self._changed is not None:
+            return self._set(name, rows, cells)
+        fields = TensorDict({name: _nested(cells)}, batch_size=len(cells))
         tq.kv_batch_put(keys=[self.keys[row] for row in rows], partition_id=self.partition_id, fields=fields)
         self._columns.pop(name, None)
         self._padded.pop(name, None)
@@ -196,6 +249,10 @@ class BatchRows:
 
 def _cells(column) -> list:
     return list(column.unbind()) if isinstance(column, torch.Tensor) else list(column)
+
+
+def _nested(cells: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(list(cells), layout=torch.jagged)
 
 
 def send_tensors_only(workers, *methods: str) -> None:

@@ -193,16 +193,13 @@ class ExploreMixin(WatchedRun):
                 rows.put(name, values)
         return batch
 
-    def _compute_advantage(self, batch, metrics: dict):
-        rows = BatchRows(batch)
+    def _columns_for_advantages(self) -> Sequence[str]:
         fields = (field.name for field in self._fields_of_rows())
-        # not yet the response mask, from which upstream takes tokens away if it corrects for off-policy rollouts
-        rows.fetch("uid", "extra_fields", "rm_scores", ORDER, PROBLEM, *fields)
-        with self._credit_context(rows):
-            batch = super()._compute_advantage(batch, metrics)
-            self._zero_single_rows(rows)
-            self._report_step(rows, metrics)
-        return batch
+        return (*super()._columns_for_advantages(), "extra_fields", ORDER, PROBLEM, *fields)
+
+    def _after_advantages(self, rows: BatchRows, metrics: dict) -> None:
+        self._zero_single_rows(rows)
+        self._report_step(rows, metrics)
 
     @contextmanager
     def _credit_context(self, rows: BatchRows):

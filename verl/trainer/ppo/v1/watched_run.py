@@ -15,7 +15,8 @@ import logging
 import math
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from verl.trainer.checkpoint_marker import (
 from verl.trainer.checks.resources.disk import check_shared_folder
 from verl.trainer.checks.run_dir import check_steps_left
 from verl.trainer.host_memory import HostMemoryWatch
-from verl.trainer.ppo.v1.batch_faults import not_finite, why_rewards_are_equal
+from verl.trainer.ppo.v1.batch_faults import COMPUTED_BY, ESTIMATOR, not_finite, why_rewards_are_equal
 from verl.trainer.ppo.v1.batch_rows import BatchRows, send_tensors_only, zero_equal_groups
 from verl.trainer.ppo.v1.row_order import correct_counts
 from verl.trainer.ppo.v1.trainer_state import loaded_folder
@@ -302,17 +303,30 @@ class WatchedRun:
             )
 
     def _compute_advantage(self, batch, metrics: dict):
-        batch = super()._compute_advantage(batch, metrics)
         rows = BatchRows(batch)
-        if culprit := not_finite(rows):
-            raise RunError(f"step {self.global_steps}: nothing can be learnt from NaN or infinity: {culprit}")
-        self._watch_rewards(rows, metrics)
-        zero_equal_groups(rows, self.config.algorithm)
-        return batch
+        with rows.held(*self._columns_for_advantages()), self._credit_context(rows):
+            super()._compute_advantage(batch, metrics)
+            if culprit := not_finite(rows):
+                raise RunError(f"step {self.global_steps}: nothing can be learnt from NaN or infinity: {culprit}")
+            self._watch_rewards(rows, metrics)
+            zero_equal_groups(rows, self.config.algorithm)
+            self._after_advantages(rows, metrics)
+        return rows.batch
+
+    def _columns_for_advantages(self) -> Sequence[str]:
+        """Return the columns that the phase reads before or after upstream's trainer has computed the advantages."""
+        return ("uid", "response_mask", *(name for name, by in COMPUTED_BY.items() if by != ESTIMATOR))
+
+    def _credit_context(self, rows: BatchRows) -> AbstractContextManager:
+        """Return a context in which the advantages are computed."""
+        return nullcontext()
+
+    def _after_advantages(self, rows: BatchRows, metrics: dict) -> None:
+        """Called before the advantages are sent, which `rows.put` may change."""
 
     def _watch_rewards(self, rows: BatchRows, metrics: dict) -> None:
         """Count the batches in a row whose rewards are all equal, and warn once if those of no batch have varied."""
-        rewards = {cell.sum().item() for cell in rows.column("rm_scores", rows.real) or []}
+        rewards = set(rows.rewards[rows.real].sum(-1).tolist())
         self.equal_batches = self.equal_batches + 1 if len(rewards) == 1 else 0
         self.rewards_varied |= len(rewards) > 1
         metrics["training/batches_with_equal_rewards"] = self.equal_batches
