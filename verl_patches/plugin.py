@@ -85,6 +85,7 @@ PATCHES = (
     ("verl.utils.checkpoint.checkpoint_handler", "epoch_ends", "begin_epochs_after_checkpoints"),
     ("verl.utils.fsdp_utils", "parameter_copies", "save_copies"),
     ("verl.workers.engine.base", "finite_weights", "check_updates"),
+    ("verl.trainer.ppo.metric_utils", "quick_bootstrap", "compute_at_once"),
 )
 
 
