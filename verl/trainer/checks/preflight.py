@@ -17,7 +17,7 @@ from verl.trainer.checks.model.settings import (
     check_prefix_tree,
     model_json,
 )
-from verl.trainer.checks.parts import check_parts, check_typed_sections
+from verl.trainer.checks.parts import check_parts, check_transport, check_typed_sections
 from verl.trainer.checks.prompts import check_prompts
 from verl.trainer.checks.resources.cluster import config_asks_for_cpu
 from verl.trainer.checks.resources.disk import check_disk
@@ -29,7 +29,6 @@ from verl.trainer.checks.rows import (
     data_files,
 )
 from verl.trainer.checks.run_dir import check_resume_path, check_resumed_step, check_same_method
-from verl.trainer.checks.schedule import check_transport
 from verl.trainer.checks.trackers import check_trackers
 from verl.trainer.checks.values import check_registered
 from verl.workers.config.schedule import gpus_of_server, rollout_workers

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from tests import configs
 from verl.trainer.checks.model.lora import check_lora, describe_lora, settle_lora
-from verl.trainer.checks.model.shape import lora_parameters
+from verl.trainer.checks.resources.memory_plan import lora_parameters
 from verl.trainer.checks.run_dir import check_same_method, prepare_run_dir
 
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"

@@ -14,8 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.torch_dtypes import PrecisionType
 
 from verl.trainer.checkpoint_marker import complete_steps
-from verl.trainer.checks.model.shape import load_hf_config, lora_parameters, model_shape
-from verl.trainer.checks.resources.memory_plan import GB
+from verl.trainer.checks.resources.memory_plan import GB, load_hf_config, lora_parameters, model_shape
 from verl.utils.fault_reports import RunError
 from verl.workers.config.keys import ROLLOUT
 
