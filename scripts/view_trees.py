@@ -112,11 +112,8 @@ def compact(tree: dict) -> dict:
 
 
 def metric_meanings(names: Iterable[str]) -> dict[str, str]:
-    """Return name -> meaning for those of these metrics that docs/metrics.md explains as `tree/<name>`.
-
-    A table row of that page may explain several metrics. If its text has as many parts between semicolons as it has
-    metrics, each metric gets its part; otherwise each gets the whole text.
-    """
+    """Return name -> meaning for those of these metrics that docs/metrics.md explains as `tree/<name>`. If a row
+    explains several, each gets its part between semicolons, or the whole text if their numbers differ."""
     meanings = {}
     page = METRICS_PAGE.read_text(encoding="utf-8")
     for explained, text in re.findall(r"^\| (`tree/.*?) \| (.*) \|$", page, flags=re.MULTILINE):

@@ -95,10 +95,8 @@ def use_plain_gloo_process_group(distributed: ModuleType) -> None:
 
 
 def poll_replay_buffer_often(replay_buffer: ModuleType) -> None:
-    """Look for finished rollouts ten times a second instead of every two seconds (verl 0.9.1).
-
-    On CPU a step takes about as long as upstream's poll interval. This can go when a config key sets the interval.
-    """
+    """Look for finished rollouts ten times a second instead of every two seconds (verl 0.9.1). On CPU a step takes
+    about as long as upstream's poll interval. This can go when a config key sets the interval."""
     buffer_class = replay_buffer.ReplayBuffer
     wait_for_next_poll = buffer_class._wait_for_next_poll
 

@@ -64,13 +64,11 @@ ENVIRONMENT_AT_START = dict(os.environ)
 def start(
     log=None, modules: Sequence[str] = MODULES, environment: Mapping[str, str] = os.environ
 ) -> tuple[dict[str, str], int]:
-    """Start a server that does the imports in `environment` and prints to the file `log`.
+    """Start a server that does the imports in `environment` and prints to the file `log`; if this process is itself a
+    fork and has all modules, the server is a fork of it, without new imports.
 
-    If this process is itself a fork and has all modules, the new server is a fork of it, without new imports.
-
-    Returns:
-        environment variables for the clients, with the server's address, and an open file descriptor: the server ends
-        when no process has this file open any more.
+    Return the environment variables for the clients, with the server's address, and an open file descriptor: the server
+    ends when no process has this file open any more.
     """
     folder = Path(tempfile.mkdtemp(prefix="fork_server_"))  # mode 0700: nobody else may enter it
     listener = socket.socket(socket.AF_UNIX)

@@ -34,11 +34,11 @@ SHARDS_SECONDS = 60.0
 
 
 class MarkComplete(CheckpointCallback):
-    """The `trainer.checkpoint_callback_class` that marks a checkpoint after every worker has written its part.
+    """The `trainer.checkpoint_callback_class` that marks a checkpoint after every worker has written its part, unless
+    `async_save` lets workers go on writing. It saves the run's config and the versions of its packages.
 
     It removes what an earlier run has left in the folder: the model that an evaluation has merged from the shards and,
-    with `schedule=sync`, which has no unfinished prompts, the saved rows of such prompts. It saves the run's config and
-    the versions of its packages. With `async_save`, it marks nothing, because workers may still be writing.
+    with `schedule=sync`, which has no unfinished prompts, the saved rows of such prompts.
     """
 
     def on_save(self, trainer, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs) -> None:
@@ -86,12 +86,9 @@ def kinds_of_shards(role: DictConfig) -> set[str]:
 
 
 def check_shards(folder: Path, workers: int, kinds: Collection[str] = ()) -> None:
-    """Wait until the shards of all ranks are in a role's folder, such as `actor`; raise RunError if any are missing
-    after `SHARDS_SECONDS`.
-
-    Each of the `workers` must write these kinds and those that any has written. Shards for another number of workers
-    belong to an earlier run, which was killed.
-    """
+    """Wait until the shards of all ranks are in a role's folder, such as `actor`; raise RunError after
+    `SHARDS_SECONDS`. Each of the `workers` must write these kinds and those that any has written; shards for another
+    number of workers are of an earlier run, which was killed."""
     end = time.monotonic() + SHARDS_SECONDS
     while missing := missing_shards(folder, workers, kinds):
         if time.monotonic() > end:
@@ -143,10 +140,10 @@ def tracked_step(run_dir: str | Path) -> int | None:
 
 
 def repair_tracker(run_dir: str | Path) -> str | None:
-    """Make upstream's tracker file name the last complete checkpoint, and return a text about the change, if any.
+    """Make upstream's tracker file name the last complete checkpoint; return a text about the change, if any.
 
-    If no checkpoint is marked complete, the tracker stays as it is while the checkpoint that it names exists, as in
-    upstream's own runs, which have no markers; otherwise it is removed, so that the run starts from the beginning.
+    Without a complete one, the tracker stays while the checkpoint that it names exists, as in upstream's own runs,
+    which have no markers; otherwise it is removed, so that the run starts from the beginning.
     """
     run_dir = Path(run_dir)
     tracked, steps = tracked_step(run_dir), complete_steps(run_dir)

@@ -75,11 +75,9 @@ def _kind(command_line: str, parents_kind: str) -> str:
 
 
 def run_roots() -> dict[int, str]:
-    """Return processes of which all of this run's processes on this node descend, with their kinds.
-
-    It is the launcher if this process descends from it. On a Ray cluster that was started before, it is the actors of
-    this job; Ray's own processes there serve other jobs, too.
-    """
+    """Return processes of which all of this run's processes on this node descend, with their kinds: the launcher if
+    this process descends from it, else the actors of this job, as Ray's own processes in a cluster serve other jobs,
+    too."""
     launcher = int(os.environ.get(LAUNCHER, 0))
     if launcher in (parent.pid for parent in psutil.Process().parents()):
         return {launcher: "other"}

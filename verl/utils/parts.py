@@ -42,12 +42,9 @@ T = TypeVar("T")
 
 
 class Compares(Enum):
-    """The things that an advantage estimator compares a trajectory with.
-
-    GROUP: the other trajectories of its prompt. Equal outcomes, or a lone trajectory, give advantage 0.
-    GROUP_THEN_MORE: as GROUP, but a later step (whitening over the batch, several rewards, rewards of single tokens)
-        may give equal outcomes an advantage.
-    NODES: nodes of the prompt's tree; the estimator itself gives 0 where there is nothing to compare.
+    """The things that an advantage estimator compares a trajectory with: its prompt's other trajectories, so that equal
+    outcomes or a lone trajectory give advantage 0 (GROUP), or unless a later step, such as whitening over the batch,
+    makes one of them (GROUP_THEN_MORE); or nodes of the prompt's tree, where the estimator itself gives the 0 (NODES).
     """
 
     GROUP = "group"
@@ -113,10 +110,8 @@ class Tree(Part):
     rollout_modes: tuple[str, ...] = ()
 
     def read(self, config: DictConfig) -> Any:
-        """Return the checked settings from a run's config, an instance of `keys`; None for a tree without settings.
-
-        A ValueError names a key with a wrong type or range, or a `rollout.n` that is not what the policy grows.
-        """
+        """Return the checked settings from a run's config, an instance of `keys`; None for a tree without settings. A
+        ValueError names a key with a wrong type or range, or a `rollout.n` that is not what the policy grows."""
         if self.keys is None:
             return None
         values = OmegaConf.select(config, self.section) or {}
@@ -310,10 +305,8 @@ def _load(kind: str) -> None:
 
 @cache
 def recipe_modules(kind: str) -> tuple[str, ...]:
-    """Return the names of all modules of a kind below `recipe/`.
-
-    An ImportError says that the `recipe` that Python imports is another project's, such as a checkout of verl's own.
-    """
+    """Return the names of all modules of a kind below `recipe/`. An ImportError says that the `recipe` that Python
+    imports is another project's, such as a checkout of verl's own."""
     recipe, own = importlib.import_module("recipe"), Path(__file__).resolve().parents[2] / "recipe"
     imported = [Path(folder).resolve() for folder in recipe.__path__]
     if imported[0] != own:

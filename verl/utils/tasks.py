@@ -51,12 +51,8 @@ class Task(Part):
 def register_task(
     name: str, about: str, *, file: str = "task.yaml", tree_file: str | None = None, **options: Any
 ) -> Task:
-    """Register a task as `task=<name>`; call it in the task's folder.
-
-    Args:
-        name, about, options: see `Task` and `Part`.
-        file: name of the YAML file in the caller's folder.
-        tree_file: YAML file there with keys of trees that change with this task, the choice `tree_of_task=<name>`.
+    """Register a task as `task=<name>`; call it in the task's folder, which holds its YAML `file`, and a `tree_file`
+    with keys of trees that change with this task (the choice `tree_of_task=<name>`). `options`: see `Task` and `Part`.
     """
     folder = Path(inspect.currentframe().f_back.f_code.co_filename).parent  # type: ignore[union-attr]
     if tree_file is not None:

@@ -10,7 +10,6 @@ from tests.configs import composed
 from verl.trainer.checks.preflight import check_batch_sizes, check_files
 from verl.trainer.checks.rows import (
     check_data_files,
-    check_prompt_lengths,
     check_reference_answers,
     check_reward_rows,
 )
@@ -304,16 +303,6 @@ def test_a_check_of_the_users_sees_every_row_in_place_of_the_call(tmp_path):
 
 
 # ---- long prompts ----
-
-
-@pytest.mark.parametrize("truncation", ["error", "right", "middle"])
-def test_a_truncation_that_nothing_reads_is_refused(truncation):
-    config = OmegaConf.create({"data": {"filter_overlong_prompts": False, "truncation": truncation}})
-    with pytest.raises(ValueError, match=f"data.truncation={truncation} .*data.filter_overlong_prompts=false"):
-        check_prompt_lengths(config)
-    config.data.filter_overlong_prompts = True
-    check_prompt_lengths(config)
-    check_prompt_lengths(OmegaConf.create({"data": {"filter_overlong_prompts": False, "truncation": "left"}}))
 
 
 @pytest.mark.parametrize("overrides", [["credit=igpo"], ["tree=hato", "hato.local_reward=answer_likelihood"]])

@@ -57,10 +57,8 @@ def check_model(config: DictConfig) -> None:
 
 
 def check_model_path(key: str, path: str) -> None:
-    """Check that a local folder holds a config.json, and that another path looks like a name on the hub.
-
-    With HF_HUB_OFFLINE such a model must be in the hub's cache; otherwise the download checks the name.
-    """
+    """Check that a local folder holds a config.json, and that another path looks like a name on the hub. With
+    HF_HUB_OFFLINE such a model must be in the hub's cache; otherwise the download checks the name."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").exists():
@@ -95,10 +93,7 @@ def check_files(config: DictConfig) -> None:
 
 def check_batch_sizes(config: DictConfig) -> None:
     """Check that a batch divides into mini-batches, and that the training files hold a batch of rows: upstream drops an
-    incomplete last batch without a message.
-
-    Rows are counted before the filter of long prompts.
-    """
+    incomplete last batch without a message. Rows are counted before the filter of long prompts."""
     batch, key = config.data.train_batch_size, "actor_rollout_ref.actor.ppo_mini_batch_size"
     if batch % (mini_batch := OmegaConf.select(config, key)):
         raise ValueError(f"data.train_batch_size={batch}: expected a multiple of {key}={mini_batch}")

@@ -24,9 +24,7 @@ Messages = Sequence[Mapping]
 
 def check_prompts(config: DictConfig) -> None:
     """Check one row of each file by the chat template, and that a batch of rows fits into `data.max_prompt_length`.
-
-    With descriptions of tools, which the filter of long prompts does not count, all rows must fit.
-    """
+    With descriptions of tools, which the filter of long prompts does not count, all rows must fit."""
     if (tokenizer := load_tokenizer(config)) is None:
         return
     environment = _described_by(config, tokenizer)

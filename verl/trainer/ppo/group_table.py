@@ -194,10 +194,8 @@ def segment_heights(parents: list[int | None]) -> list[float]:
 
 
 def mean_rewards(parents: list[int | None], leaves: list[int], rewards: list[float | None]) -> list[float | None]:
-    """Return the mean reward of the trajectories through each segment; None if none of them has a reward.
-
-    `leaves` are the trajectories' last segments, and `rewards` are None for those without an answer.
-    """
+    """Return the mean reward of the trajectories through each segment; None if none of them has a reward. `leaves` are
+    the trajectories' last segments, and `rewards` are None for those without an answer."""
     sums, counts = [0.0] * len(parents), [0] * len(parents)
     for leaf, reward in zip(leaves, rewards, strict=True):
         if reward is not None:

@@ -37,10 +37,8 @@ def config_folder(path: str, file: str = "config.json") -> Path | None:
 
 
 def model_json(path: str) -> dict | None:
-    """Return the content of the model's config.json; None if it is not on this machine.
-
-    For a model that reads more than text, the keys of its language model take precedence, except `architectures`.
-    """
+    """Return the content of the model's config.json; None if it is not on this machine. For a model that reads more
+    than text, the keys of its language model take precedence, except `architectures`."""
     if (folder := config_folder(path)) is None:
         return None
     config = json.loads((folder / "config.json").read_text())
@@ -57,10 +55,8 @@ def fetch_model_json(path: str) -> dict | None:
 
 
 def fill_max_model_len(config: DictConfig) -> None:
-    """Set `max_model_len` to the length of a prompt and a response if it is null, and refuse a shorter one.
-
-    For upstream null means the length in the model's config, at which the server cuts every response without a message.
-    """
+    """Set `max_model_len` to the length of a prompt and a response if it is null, and refuse a shorter one. For
+    upstream null means the length in the model's config, at which the server cuts every response without a message."""
     from verl.workers.rollout.run_environment import changes_contexts  # imports upstream's agent loop
 
     rollout = config.actor_rollout_ref.rollout
@@ -124,10 +120,6 @@ def check_prefix_tree(config: DictConfig, model: dict | None) -> None:
             check_section(section)
         except ValueError as error:
             raise ValueError(f"actor_rollout_ref.{name}.{error}") from error
-        if config.actor_rollout_ref.model.use_fused_kernels:
-            raise ValueError(
-                f"use_prefix_tree=true with {MODEL}.use_fused_kernels=true: set {MODEL}.use_fused_kernels=false"
-            )
         loss = OmegaConf.select(config, "distillation.distillation_loss.loss_mode", default="")
         if OmegaConf.select(config, "distillation.enabled") and "topk" in loss:
             raise ValueError(
@@ -162,9 +154,7 @@ def check_cpu_strategy(config: DictConfig) -> None:
 
 def check_fused_kernels(config: DictConfig, model: dict | None) -> None:
     """Check that a run with FSDP2 uses fused kernels only if the model's head is known to be tied to the embeddings.
-
-    The kernels read the head's weight, and FSDP2 shards an untied head. Other strategies are not checked.
-    """
+    The kernels read the head's weight, and FSDP2 shards an untied head. Other strategies are not checked."""
     fsdp2 = config.actor_rollout_ref.actor.strategy == "fsdp2"
     tied = (model or {}).get("tie_word_embeddings", False)
     if config.actor_rollout_ref.model.use_fused_kernels and fsdp2 and not tied:

@@ -58,10 +58,8 @@ def placement_wait(config: DictConfig) -> PlacementWait:
 
 
 def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
-    """Check that a Ray cluster that this run starts has enough CPUs; a running cluster is watched instead.
-
-    In a dry run (`starting` is false), which may be on another machine, only the config's numbers count.
-    """
+    """Check that a Ray cluster that this run starts has enough CPUs; a running cluster is watched instead. In a dry run
+    (`starting` is false), which may be on another machine, only the config's numbers count."""
     if joins_running_cluster(config):
         return
     cpus, needed = config.ray_kwargs.get("ray_init", {}).get("num_cpus"), needed_ray_cpus(config)
@@ -104,10 +102,8 @@ def check_compiler() -> None:
 
 
 def carry_environment(config: DictConfig) -> None:
-    """Let `ray.init` give a running cluster's processes the variables in `CARRIED`, and NCCL's.
-
-    They are secrets in part, so that they pass by Ray's hook. The config would be printed and logged.
-    """
+    """Let `ray.init` give a running cluster's processes the variables in `CARRIED`, and NCCL's. They are secrets in
+    part, so that they pass by Ray's hook. The config would be printed and logged."""
     if joins_running_cluster(config):
         os.environ.setdefault("RAY_RUNTIME_ENV_HOOK", f"{__name__}.{with_carried.__name__}")
 

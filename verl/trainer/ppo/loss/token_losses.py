@@ -21,11 +21,8 @@ def dual_clip(
     high: torch.Tensor | float,
     clip_ratio_c: float,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return dual-clip PPO's loss (arXiv 1912.09729) of each token, and whether each was clipped, by metric.
-
-    `advantages` and `ratio` are (B, T), `low` and `high` clip ranges around 1, and `clip_ratio_c` is the largest ratio
-    that counts at a negative advantage.
-    """
+    """Return dual-clip PPO's loss (arXiv 1912.09729) of each token (B, T), and whether each was clipped, by metric.
+    `low` and `high` are clip ranges around 1, `clip_ratio_c` the largest ratio that counts at a negative advantage."""
     unclipped = -advantages * ratio
     clipped = -advantages * torch.clamp(ratio, 1 - low, 1 + high)
     pessimistic = torch.maximum(unclipped, clipped)
@@ -60,11 +57,9 @@ class EntropyClipKeys:
 
 
 def entropy_rank(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return the share (B, T) of a response's other tokens with a lower entropy, in [0, 1], and no metrics.
-
-    An entropy is above its response's linear q quantile exactly if its rank is above q. Tokens that do not count, or
-    whose entropy is not finite, have rank 0.
-    """
+    """Return the share (B, T) of a response's other tokens with a lower entropy, and no metrics. An entropy is above
+    its response's linear q quantile exactly if its rank is above q. Tokens that do not count, or whose entropy is not
+    finite, have rank 0."""
     counted = (mask.bool() & entropy.isfinite()).cpu().numpy()
     ranks = np.zeros(entropy.shape, dtype=np.float32)
     for row, own, row_ranks in zip(entropy.float().cpu().numpy(), counted, ranks, strict=True):

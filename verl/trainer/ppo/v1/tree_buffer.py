@@ -76,11 +76,8 @@ class _ShowsDropped:
 
 
 class AsyncTreeBuffer(_ShowsDropped, ReplayBufferAsync):
-    """Upstream's buffer for asynchronous schedules, which itself replaces each dropped or failed group by one prompt.
-
-    The run ends if more than `most_failed` groups fail during the wait for one batch. Upstream would replace them
-    forever.
-    """
+    """Upstream's buffer for asynchronous schedules, which replaces each dropped or failed group by one prompt, forever;
+    here the run ends if more than `most_failed` groups fail during the wait for one batch."""
 
     def __init__(self, *args, most_failed: int, **kwargs):
         super().__init__(*args, **kwargs)
