@@ -135,17 +135,6 @@ def test_steps_and_output_are_chosen(tmp_path, capsys):
     assert "no trees of step 7; there are 1, 2, 3" in message
 
 
-def test_takes_trees_as_rollouts_write_them(tmp_path):
-    from verl.workers.rollout.trajectory_tree import tree_of_rows
-
-    rows = [[3, 12, 1], [3, 10, 4], [3, 12, 1]]
-    tree = tree_of_rows([9], rows, [[-1.0] * 3] * 3)
-    record = a_tree() | json.loads(tree.to_json())
-    _, data = page_of(write_trees(tmp_path, 1, [record]))
-    texts, leaves = segment_texts(data["tree-1-0"]), data["tree-1-0"]["leaves"]
-    assert ["".join(text for i in tree.path(leaf) for text in texts[i]) for leaf in leaves] == ["3-1", "3+4", "3-1"]
-
-
 @pytest.mark.parametrize(
     "tree",
     [

@@ -92,10 +92,8 @@ def check_shards(folder: Path, workers: int, kinds: Collection[str] = ()) -> Non
     end = time.monotonic() + SHARDS_SECONDS
     while missing := missing_shards(folder, workers, kinds):
         if time.monotonic() > end:
-            raise RunError(
-                f"{folder} lacks {', '.join(missing[:4])}{' …' * (len(missing) > 4)}, so that the checkpoint is not "
-                "complete: do all nodes share the folder?"
-            )
+            names = ", ".join(missing[:4]) + " …" * (len(missing) > 4)
+            raise RunError(f"{folder} lacks {names}, so that the checkpoint is incomplete: do all nodes share it?")
         time.sleep(1)
 
 

@@ -42,14 +42,12 @@ T = TypeVar("T")
 
 
 class Compares(Enum):
-    """The things that an advantage estimator compares a trajectory with: its prompt's other trajectories, so that equal
-    outcomes or a lone trajectory give advantage 0 (GROUP), or unless a later step, such as whitening over the batch,
-    makes one of them (GROUP_THEN_MORE); or nodes of the prompt's tree, where the estimator itself gives the 0 (NODES).
-    """
+    """The things that an advantage estimator compares a trajectory with."""
 
-    GROUP = "group"
+    GROUP = "group"  # its prompt's other trajectories: equal outcomes, or a lone trajectory, give advantage 0
+    # as GROUP, but a later step, such as whitening over the batch, may give equal outcomes an advantage
     GROUP_THEN_MORE = "group then more"
-    NODES = "nodes"
+    NODES = "nodes"  # nodes of the prompt's tree; the estimator itself gives 0 where there is nothing to compare
 
     @property
     def by_group(self) -> bool:

@@ -224,16 +224,13 @@ def test_mlflow_goes_on_in_one_run_with_a_changed_key(tmp_path, caplog):
     assert no_secrets(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "abc", "abcd", "abcdefg", "abcdefgh"])
-@pytest.mark.parametrize("characters", [2, 3, 4, 7])
-def test_a_shortened_text_keeps_its_first_and_last_characters(text, characters):
-    short = shortened(text, characters)
-    if len(text) <= characters:
-        assert short == text
-        return
-    first, number, last = short.replace(" […", "|").replace(" characters…] ", "|").split("|")
-    assert text.startswith(first) and text.endswith(last) and len(first) + len(last) == characters
-    assert int(number) == len(text) - characters and 0 <= len(last) - len(first) <= 1
+def test_a_shortened_text_keeps_its_first_and_last_characters():
+    assert [shortened(text, 4) for text in ("", "abcd")] == ["", "abcd"]
+    assert [shortened("abcdefgh", n) for n in (2, 3, 7)] == [
+        "a […6 characters…] h",
+        "a […5 characters…] gh",
+        "abc […1 characters…] efgh",
+    ]
 
 
 def test_no_prompt_is_shown_if_the_table_has_none_or_no_tracker_shows_it(tmp_path, monkeypatch):

@@ -60,8 +60,7 @@ def _check_contexts(config: DictConfig) -> None:
         if not keys.get("replay") and chosen.tree != "plain":
             raise ValueError(
                 f"tree={chosen.tree} with environment.replay=false: a branch is a second run of the agent, and of its "
-                "own tools, that gets the recorded answers; set environment.replay=true if they may run again, or "
-                "choose tree=plain"
+                "tools: set environment.replay=true if they may run again, or choose tree=plain"
             )
     if chosen.environment == "none":
         raise ValueError(f"{key}: expected an environment that answers, such as environment=chat")
@@ -120,10 +119,7 @@ def check_distillation(config: DictConfig) -> None:
         return
     loss = parts("loss").get(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     if loss and loss.fields(config.actor_rollout_ref.actor):
-        raise ValueError(
-            f"distillation.enabled=true: the loss {loss.name} would take the place of the distillation's; take one of "
-            "them"
-        )
+        raise ValueError(f"distillation.enabled=true: the loss {loss.name} would take the place of the distillation's")
 
 
 def check_computed_fields(config: DictConfig) -> None:
@@ -137,10 +133,7 @@ def check_computed_fields(config: DictConfig) -> None:
                 f"{EXPLORE_TRAINERS[0]}"
             )
         if need.compute is None and need not in computed:
-            raise ValueError(
-                f"{key} reads {need.name}, and nothing computes it: give the TokenField `compute`, or a component "
-                "`computes`"
-            )
+            raise ValueError(f"{key} reads {need.name}, and no component or `compute` of the TokenField computes it")
 
 
 def check_environment(config: DictConfig) -> None:
@@ -201,9 +194,8 @@ def _check_correction(config: DictConfig) -> None:
         for sampling, (whole, is_truncated) in truncated.items():
             if is_truncated and rollout.get("logprobs_mode", "processed_logprobs") == "processed_logprobs":
                 raise ValueError(
-                    f"{key}={value} with actor_rollout_ref.rollout.{sampling}={rollout[sampling]}: the rollout's "
-                    "probabilities are those of the truncated distribution, and would be compared with the trainer's "
-                    f"whole one: set {sampling} to {whole}, or {key} to null"
+                    f"{key}={value} with actor_rollout_ref.rollout.{sampling}={rollout[sampling]}: probabilities of a "
+                    f"truncated distribution would be compared with the whole one's: set {sampling} to {whole}"
                 )
 
 
@@ -212,14 +204,12 @@ def _check_asynchronous(config: DictConfig, schedule: str) -> None:
     if (seconds := OmegaConf.select(config, "actor_rollout_ref.rollout.group_timeout")) is not None:
         raise ValueError(
             f"actor_rollout_ref.rollout.group_timeout={seconds} with schedule={schedule}: a prompt also waits while "
-            "the policy is updated, so that no limit of its own fits: set it to null; trainer.progress_timeout ends a "
-            "run that hangs"
+            "the policy is updated: set it to null; trainer.progress_timeout ends a run that hangs"
         )
     if not config.actor_rollout_ref.get("hybrid_engine", True):
         raise ValueError(
-            f"actor_rollout_ref.hybrid_engine=false with schedule={schedule}: the trainer's GPUs hold servers, too; "
-            "verl 0.9.1 does not read the key (colocate_async) or fails when it logs it (separate_async): set it to "
-            "true"
+            f"actor_rollout_ref.hybrid_engine=false with schedule={schedule}: the trainer's GPUs hold servers, too, "
+            "and verl 0.9.1 does not read the key, or fails when it logs it: set it to true"
         )
     filters = OmegaConf.select(config, "algorithm.filter_groups")
     if filters and filters.get("enable") and (bound := filters.get("max_num_gen_batches")):
@@ -240,8 +230,7 @@ def _check_bounds(config: DictConfig, schedule: str) -> None:
     if bound and strategy == "drop" and math.ceil(ahead) >= bound:
         raise ValueError(
             f"trainer.v1.{schedule}.num_warmup_batches={ahead} with trainer.v1.sampler.max_off_policy_threshold="
-            f"{bound}: a prompt that waits its turn for as many steps as there are batches ahead would be dropped as "
-            "too old: choose fewer batches ahead, or a greater threshold"
+            f"{bound}: prompts would be dropped as too old: choose fewer batches ahead, or a greater threshold"
         )
 
 
@@ -259,6 +248,5 @@ def _check_separate(config: DictConfig) -> None:
     if (backend == CPU_BACKEND) != (config.trainer.device == "cpu"):
         raise ValueError(
             f"{ENGINE}.backend={backend} with schedule=separate_async and trainer.device={config.trainer.device}: "
-            f"weights travel between processes; expected {CPU_BACKEND} on CPUs, nccl or another of upstream's on GPUs, "
-            "null for the usual one"
+            f"expected {CPU_BACKEND} on CPUs, nccl or another of upstream's on GPUs, null for the usual one"
         )

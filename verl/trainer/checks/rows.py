@@ -54,9 +54,8 @@ def check_prompt_lengths(config: DictConfig) -> None:
     filters, truncation = config.data.get("filter_overlong_prompts"), config.data.get("truncation", "error")
     if not filters and truncation != "left":
         raise ValueError(
-            f"data.truncation={truncation} has no effect with data.filter_overlong_prompts=false: prompts above "
-            "data.max_prompt_length would be cut on the left; set data.filter_overlong_prompts=true, which leaves them "
-            "out, or data.truncation=left"
+            f"data.truncation={truncation} has no effect with data.filter_overlong_prompts=false: long prompts would "
+            "be cut on the left; set data.filter_overlong_prompts=true, which leaves them out, or data.truncation=left"
         )
 
 

@@ -83,8 +83,7 @@ def check_trackers(config: DictConfig) -> None:
         # a folder of the package's name that a tracker wrote, such as wandb, has no origin
         if name not in WITHOUT_PACKAGE and getattr(find_spec(package), "origin", None) is None:
             raise ValueError(
-                f"trainer.logger={name}: the package {package} is not installed; install it with `pip install "
-                f"{package}`, or leave {name} out"
+                f"trainer.logger={name}: the package {package} is not installed; install it, or leave {name} out"
             )
         if name in SERVICES and not joins_running_cluster(config):
             SERVICES[name].check(name)

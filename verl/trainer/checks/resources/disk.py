@@ -36,8 +36,7 @@ def check_disk(config: DictConfig) -> None:
     if size * number > free:
         raise ValueError(
             f"trainer.default_local_dir={config.trainer.default_local_dir}: {free / GB:.1f} GB are free there, and the "
-            f"run will write {number} checkpoint(s) of {size / GB:.1f} GB before it deletes one: choose another folder "
-            "or lower trainer.max_actor_ckpt_to_keep"
+            f"run will write {number} checkpoint(s) of {size / GB:.1f} GB; trainer.max_actor_ckpt_to_keep limits them"
         )
 
 
@@ -120,8 +119,7 @@ def check_shared_folder(workers: list, run_dir: str | Path, seconds: float = SEE
     if blind := sorted({node for node, sees in seen if not sees}):
         raise RunError(
             f"trainer.default_local_dir={run_dir} is not shared: workers on {', '.join(blind)} do not see what is "
-            f"written there on {ray.util.get_node_ip_address()}, so that a checkpoint would lack their parts; choose a "
-            "folder on a file system that all nodes share (docs/several_nodes.md), or trainer.save_freq=-1"
+            f"written there on {ray.util.get_node_ip_address()}; choose one that is (docs/several_nodes.md)"
         )
 
 

@@ -35,10 +35,8 @@ def spread_padding_rows(are_padding_rows: Sequence[bool], n_ranks: int, n_mini_b
     """
     n_rows = len(are_padding_rows) - sum(are_padding_rows)
     if n_rows < n_mini_batches:
-        raise ValueError(
-            f"{n_rows} trajectories for {n_mini_batches} updates: one of them would have none. Raise "
-            "data.train_batch_size, or ppo_mini_batch_size"
-        )
+        sizes = "data.train_batch_size, or ppo_mini_batch_size"
+        raise ValueError(f"{n_rows} trajectories for {n_mini_batches} updates: one would have none; raise {sizes}")
     rows_per_rank, order, dealt = len(are_padding_rows) // n_ranks, [], 0
     size = rows_per_rank // n_mini_batches
     for start in range(0, len(are_padding_rows), rows_per_rank):
