@@ -59,10 +59,6 @@ def read_trees(path: Path) -> Iterator[dict]:
             yield tree
 
 
-def _log_probs(segment: dict) -> list[float | None] | None:
-    return None if segment.get("author") == "tool" else segment.get("log_probs")
-
-
 def compact(tree: dict) -> dict:
     """Return the tree in the page's form, which takes about 5.4 bytes a token.
 
@@ -82,7 +78,8 @@ def compact(tree: dict) -> dict:
         for at, text in segment.get("texts", ()):
             indices[start + at] = others.setdefault((ids[start + at], text), len(unique_ids) + len(others))
     vocabulary = [[token, texts.get(str(token))] for token in unique_ids.tolist()] + [list(pair) for pair in others]
-    costs = [c for s in segments for c in _log_probs(s) or [None] * len(s["token_ids"])]
+    known = [None if segment.get("author") == "tool" else segment.get("log_probs") for segment in segments]
+    costs = [c for own, s in zip(known, segments, strict=True) for c in own or [None] * len(s["token_ids"])]
     costs = np.round(np.array(costs, dtype=float) * -1000)
     costs = np.where(np.isnan(costs), UNKNOWN_COST, np.clip(costs, 0, UNKNOWN_COST - 1))
     alternatives = iter(indices[n_tokens:].tolist())

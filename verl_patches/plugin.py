@@ -56,11 +56,6 @@ def _register_server_adapters(base: ModuleType) -> None:
     base._ROLLOUT_REGISTRY |= {("vllm", mode): vllm_adapter for mode in parts.tree_of_rollout_mode()}
 
 
-def _register_parts(core_algos: ModuleType) -> None:
-    """Register estimators and losses with upstream, and all choices of parts with Hydra."""
-    importlib.import_module("verl.utils.parts").load_choices()
-
-
 def _register_trainers(_: ModuleType) -> None:
     for name in ("explore_trainer", "asynchronous_trainers"):
         importlib.import_module(f"verl.trainer.ppo.v1.{name}")
@@ -108,7 +103,10 @@ def register() -> None:
     try:
         if not (OVERLAY_DIR / "__init__.py").exists():  # a wheel installs the files into upstream's own folder
             sys.meta_path.append(OverlayFinder)
-        after_import("verl.trainer.ppo.core_algos", _register_parts)
+        # estimators and losses with upstream, and all choices of parts with Hydra
+        after_import(
+            "verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.utils.parts").load_choices()
+        )
         after_import("verl.trainer.ppo.v1", _register_trainers)
         after_import("verl.workers.engine", lambda _: importlib.import_module("verl_patches.prefix_tree_engine"))
         after_import("verl.workers.rollout.replica", _register_replicas)

@@ -6,12 +6,6 @@ from types import ModuleType
 SUFFIX = ".sock"
 
 
-def run_address(zmq_handle: str) -> str:
-    """Return the socket's address with the process id of this node's raylet, if the environment has it."""
-    raylet = os.environ.get("RAY_RAYLET_PID")
-    return f"{zmq_handle.removesuffix(SUFFIX)}-raylet-{raylet}{SUFFIX}" if raylet else zmq_handle
-
-
 def keep_runs_apart(bucketed_weight_transfer: ModuleType) -> None:
     """Add the run to the names of the sockets through which workers send weights to their vLLM servers.
 
@@ -24,6 +18,8 @@ def keep_runs_apart(bucketed_weight_transfer: ModuleType) -> None:
         upstream = getattr(bucketed_weight_transfer, name)
 
         def init(self, zmq_handle: str, *args, start=upstream.__init__, **kwargs):
-            start(self, run_address(zmq_handle), *args, **kwargs)
+            if raylet := os.environ.get("RAY_RAYLET_PID"):
+                zmq_handle = f"{zmq_handle.removesuffix(SUFFIX)}-raylet-{raylet}{SUFFIX}"
+            start(self, zmq_handle, *args, **kwargs)
 
         upstream.__init__ = init

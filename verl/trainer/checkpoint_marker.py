@@ -46,13 +46,17 @@ class MarkComplete(CheckpointCallback):
             shutil.rmtree(Path(checkpoint_dir) / SAVED_ROWS, ignore_errors=True)
         shutil.rmtree(Path(checkpoint_dir) / MERGED, ignore_errors=True)
         if not async_save:  # otherwise workers may still be writing
-            config = trainer.config
+            config, actor = trainer.config, trainer.config.actor_rollout_ref.actor
             workers = config.trainer.nnodes * config.trainer.n_gpus_per_node
-            check_shards(Path(checkpoint_dir) / "actor", workers, kinds_of_shards(config.actor_rollout_ref.actor))
+            contents = actor.checkpoint.save_contents if str(actor.strategy).startswith("fsdp") else ()
+            kinds = {kind for content, kind in SHARD_OF_CONTENT.items() if content in contents}
+            check_shards(Path(checkpoint_dir) / "actor", workers, kinds)
             check_shards(Path(checkpoint_dir) / "critic", workers)
+            installed = {each.metadata["Name"]: each.version for each in distributions()}
+            versions = {name: installed[name] for name in PACKAGES if name in installed}
             texts = {
                 CONFIG_FILE: OmegaConf.to_yaml(config, resolve=True),
-                VERSIONS_FILE: json.dumps(installed_versions(), indent=1),
+                VERSIONS_FILE: json.dumps(versions, indent=1),
                 MARKER: f"{global_step}\n",
             }
             for name, text in texts.items():
@@ -66,23 +70,10 @@ def saved_config(folder: Path) -> DictConfig | None:
     return OmegaConf.load(file) if file.exists() else None
 
 
-def installed_versions() -> dict[str, str]:
-    """Return the version of each installed package on which a model depends."""
-    installed = {each.metadata["Name"]: each.version for each in distributions()}
-    return {name: installed[name] for name in PACKAGES if name in installed}
-
-
 def saved_versions(folder: Path) -> dict[str, str]:
     """Return the versions of the packages that wrote the checkpoint `folder`; empty for one without this file."""
     file = folder / VERSIONS_FILE
     return json.loads(file.read_text()) if file.exists() else {}
-
-
-def kinds_of_shards(role: DictConfig) -> set[str]:
-    """Return the kinds of shards (`model`, `optim`, `extra_state`) that each rank of a role writes by its config
-    `checkpoint.save_contents`; none for another strategy than FSDP."""
-    contents = role.checkpoint.save_contents if str(role.strategy).startswith("fsdp") else ()
-    return {kind for content, kind in SHARD_OF_CONTENT.items() if content in contents}
 
 
 def check_shards(folder: Path, workers: int, kinds: Collection[str] = ()) -> None:

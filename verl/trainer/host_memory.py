@@ -104,21 +104,19 @@ def measure(kinds: Mapping[psutil.Process, str]) -> dict[str, float]:
     return dict(sizes)
 
 
-class HostMemoryWatch:
-    """The TaskRunner's thread that keeps the peaks of the memory by kind and of the node's share in use."""
+class HostMemoryWatch(threading.Thread):
+    """The TaskRunner's thread that keeps the peaks of the memory by kind and of the node's share in use, until `ended`
+    is set."""
 
     def __init__(self, threshold: float | None = None):
+        super().__init__(name="HostMemoryWatch", daemon=True)
         self.threshold = threshold or float(os.environ.get("RAY_memory_usage_threshold", RAY_THRESHOLD))
         self.peaks: dict[str, float] = {}
         self.used_share = 0.0
         self.warned = False
         self.ended = threading.Event()
 
-    def start(self) -> None:
-        """Start the thread, which looks until `ended` is set."""
-        threading.Thread(target=self._look_until_ended, name="HostMemoryWatch", daemon=True).start()
-
-    def _look_until_ended(self) -> None:
+    def run(self) -> None:
         looks = 0
         while not self.ended.wait(LOOK_SECONDS):
             self.look()

@@ -21,21 +21,15 @@ from verl.utils.parts import Part, add_part
 
 @dataclass(frozen=True, kw_only=True)
 class Task(Part):
-    """A registered task, whose config values are in a file.
+    """A registered task, whose config values are in a file; its name is also the rows' `data_source` by which
+    scripts/explore.sh finds it."""
 
-    Args:
-        name: the choice, as in `task=walk`; also the rows' `data_source` by which scripts/explore.sh finds it.
-        file: YAML file with the config of the choice; it may have a defaults list. Its folder is the task's.
-        script: run script and overrides with which recipe/common/run_compare.sh trains a method that names no script;
-            empty for a task with a `small.sh`, which has the script of all such tasks.
-        suffix: end of the names of the methods in recipe/common/compare_runs.py that are for this task alone.
-        cpu_lengths: `data.max_prompt_length` and `data.max_response_length` of scripts/explore.sh on a CPU; None for
-            those of `hardware=cpu`.
-    """
-
-    file: Path
+    file: Path  # YAML file with the config of the choice; its folder is the task's
+    # run script and overrides with which recipe/common/run_compare.sh trains a method that names no script; empty for a
+    # task with a `small.sh`, which has the script of all such tasks
     script: tuple[str, ...] = ()
-    suffix: str = ""
+    suffix: str = ""  # end of the names of the methods in recipe/common/compare_runs.py that are for this task alone
+    # lengths of prompts and responses in scripts/explore.sh on a CPU; None for those of `hardware=cpu`
     cpu_lengths: tuple[int, int] | None = None
 
     @property

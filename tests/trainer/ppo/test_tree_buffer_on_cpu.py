@@ -180,12 +180,8 @@ def test_a_failed_group_is_replaced(monkeypatch):
 
 
 class Engine(Queue):
-    """An engine for `slots` groups at once, the others wait; a poll is a unit of time.
-
-    Args:
-        shares: probability of a useful group in each step.
-        hours: function that returns how long a group takes.
-    """
+    """An engine for `slots` groups at once, the others wait; a poll is a unit of time. `shares` are the probabilities
+    of a useful group in each step, `hours` returns how long a group takes."""
 
     def __init__(self, shares: list[float], slots: int, hours: Callable[[], float]):
         super().__init__([], [])

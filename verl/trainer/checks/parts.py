@@ -151,13 +151,25 @@ def check_environment(config: DictConfig) -> None:
 
 def check_schedule(config: DictConfig) -> None:
     """Check that the run's parts and settings fit its schedule and each other."""
-    _check_entropies(config)
+    bypass = "algorithm.rollout_correction.bypass_mode"
+    if OmegaConf.select(config, bypass) and (needs := computed_fields(config)):
+        key = next(iter(needs.values()))
+        raise ValueError(f"{bypass}=true skips the pass that computes the entropies, which {key} needs")
     _check_correction(config)
     schedule = schedule_of(config)
     if schedule in ASYNCHRONOUS:
         _check_asynchronous(config, schedule)
     if schedule == "separate_async":
         _check_separate(config)
+
+
+def check_whole_servers(key: str, gpus: int, rollout: DictConfig) -> None:
+    """Check that a number of GPUs makes whole servers."""
+    if gpus % (replica := gpus_of_server(rollout)):
+        raise ValueError(
+            f"{key} = {gpus}: expected a multiple of the {replica} GPUs of a server "
+            "(tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size)"
+        )
 
 
 def check_transport(config: DictConfig, cuda_is_here: bool) -> None:
@@ -167,14 +179,6 @@ def check_transport(config: DictConfig, cuda_is_here: bool) -> None:
         raise ValueError(
             f"{ENGINE}.backend=nccl with schedule=separate_async, and the package cupy is not installed, with which "
             "upstream sends weights: pip install cupy-cuda13x==14.0.1, or that of your CUDA; or choose another backend"
-        )
-
-
-def _check_entropies(config: DictConfig) -> None:
-    key = "algorithm.rollout_correction.bypass_mode"
-    if OmegaConf.select(config, key) and (needs := computed_fields(config)):
-        raise ValueError(
-            f"{key}=true skips the pass that computes the entropies, which {next(iter(needs.values()))} needs"
         )
 
 
@@ -236,15 +240,9 @@ def _check_bounds(config: DictConfig, schedule: str) -> None:
 
 def _check_separate(config: DictConfig) -> None:
     """Check what upstream's trainer does not assert at its start."""
-    part = config.actor_rollout_ref
-    replica = gpus_of_server(part.rollout)
-    if rollout_workers(config) % replica:
-        raise ValueError(
-            f"actor_rollout_ref.rollout.nnodes x n_gpus_per_node = {rollout_workers(config)} with "
-            f"schedule=separate_async: expected a multiple of the {replica} GPUs of a server "
-            "(tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size)"
-        )
-    backend = part.rollout.checkpoint_engine.backend
+    rollout = config.actor_rollout_ref.rollout
+    check_whole_servers("actor_rollout_ref.rollout.nnodes x n_gpus_per_node", rollout_workers(config), rollout)
+    backend = rollout.checkpoint_engine.backend
     if (backend == CPU_BACKEND) != (config.trainer.device == "cpu"):
         raise ValueError(
             f"{ENGINE}.backend={backend} with schedule=separate_async and trainer.device={config.trainer.device}: "
