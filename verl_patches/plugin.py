@@ -62,14 +62,11 @@ def _register_trainers(_: ModuleType) -> None:
 
 
 # upstream's module, our module in verl_patches, and our function that changes upstream's module
-WEIGHT_TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
 PATCHES = (
     ("verl.workers.rollout.vllm_rollout.vllm_async_server", "engine_deaths", "report_engine_deaths"),
     ("verl.workers.rollout.vllm_rollout.vllm_async_server", "known_adapters", "remember_adapters"),
-    (WEIGHT_TRANSFER, "weight_sockets", "keep_runs_apart"),
-    # This must follow `keep_runs_apart`: it stores a socket's name before `keep_runs_apart` changes it.
-    (WEIGHT_TRANSFER, "weight_answers", "watch_answers"),
-    ("verl.workers.rollout.vllm_rollout.vllm_rollout", "weight_answers", "remember_calls"),
+    ("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer", "weight_transfer", "watch_transfers"),
+    ("verl.workers.rollout.vllm_rollout.vllm_rollout", "weight_transfer", "remember_calls"),
     ("verl.experimental.reward_loop.reward_loop", "guarded_rewards", "guard_rewards"),
     ("verl.workers.engine_workers", "named_exits", "report_exits"),
     ("transfer_queue.controller", "named_exits", "report_exits"),

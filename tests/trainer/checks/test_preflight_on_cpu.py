@@ -13,6 +13,7 @@ from recipe.common.tiny_model import write_tiny_model
 from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from tests.configs import composed
 from tests.forked import CPU, run_two_at_a_time, with_forks
+from tests.tables import table
 from tests.trainer.checks.refused import ROWS
 from tests.workers.rollout.tools.mcp import mcp_library
 from verl.trainer.checks.parts import check_environment, check_parts, check_typed_sections
@@ -166,19 +167,7 @@ def settled(model: Path, *overrides: str):
     return config.actor_rollout_ref.rollout
 
 
-@pytest.mark.parametrize(
-    ("tree", "name", "mode", "expected"),
-    [
-        ("latr", None, None, ("latr", "none")),
-        (None, "kt", None, ("latr", "none")),
-        ("latr", "kt", None, ("latr", "none")),
-        (None, "over_generation", None, ("over_generation", "none")),
-        (None, "hato", None, ("hato", "none")),
-        (None, None, "sync_with_tool", ("arpo", "tools")),
-        ("hato", "hato", "sync_with_tool", ("hato", "tools")),
-        ("plain", None, "sync_with_tool", ("plain", "tools")),
-    ],
-)
+@pytest.mark.parametrize(("tree", "name", "mode", "expected"), table(__file__, "authors' names"))
 def test_the_authors_names_become_parts_on_vllm(inputs, tree, name, mode, expected):
     """As upstream's actors and servers see the config."""
     tools = ["environment=tools", f"{ROLLOUT}.environment=null"] if expected[1] == "tools" else []

@@ -16,6 +16,7 @@ from verl.utils.torch_functional import entropy_from_logits_with_chunking
 
 from tests.configs import composed
 from tests.recipe.test_run_scripts_on_cpu import SCRIPTS
+from tests.tables import table
 from tests.trainer.checks.model.models import PUBLISHED, TINY, decoder, model
 from verl.trainer.checks.resources.memory_plan import (
     CONTEXTS,
@@ -122,19 +123,7 @@ def test_memory_on_a_gpu_by_hand():
     assert two.kv_tokens == pytest.approx((56 - 7.615617 - SERVER_WORKSPACE) * 1e9 / 28_672, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "training", "rollout"),
-    [
-        ((f"{FSDP}.param_offload=true", f"{FSDP}.optimizer_offload=true"), 0, -11.423),
-        ((f"{ROLLOUT}.free_cache_engine=false",), 56, 0),
-        ((f"{ROLLOUT}.free_cache_engine=false", "actor_rollout_ref.hybrid_engine=false"), 0, -11.423),
-        (("trainer.nnodes=2",), -7.616, -5.712),
-        (("trainer.nnodes=2", f"{FSDP}.fsdp_size=8"), 0, 0),
-        # without logits a layer's backward holds most: 249,856 bytes a token
-        ((f"{MODEL}.use_fused_kernels=true",), 4.094 - 14.948, 0),
-        ((f"{MODEL}.enable_activation_offload=true",), -3.288, 0),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "training", "rollout"), table(__file__, "moved memory"))
 def test_settings_move_memory(overrides, training, rollout):
     """Compare with the plan of the settings above, in GB: 11.423 are the parameters and Adam's states of a GPU."""
     before, after = (plan_memory(config_with(*keys), model("Qwen2.5-7B")) for keys in ((), overrides))
