@@ -192,11 +192,9 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
 
 
 def wait(run: subprocess.Popen, progress: Progress, log) -> int:
-    """Wait for the end of the run, and show its progress. Return its exit code, 4 if one of its processes is frozen.
-
-    A process is frozen if it has touched its file `.alive-NAME-PID-SECONDS` (verl/trainer/watches.py), and then
-    not again for that many seconds, counted in looks: a launcher that was stopped itself makes none.
-    """
+    """Wait for the end of the run, and show its progress. Return its exit code, 4 if one of its processes is frozen. A
+    process is frozen if it has touched its file `.alive-NAME-PID-SECONDS` (verl/trainer/watches.py), and then not again
+    for that many seconds, counted in looks: a launcher that was stopped itself makes none."""
     alive: dict[Path, tuple[int, int]] = {}  # file -> time of the last sign, number of looks since
     while run.poll() is None:
         progress.update()
@@ -258,10 +256,7 @@ def next_start(run_dir: Path) -> str:
 def first_cause(errors: list[str], log: list[str]) -> list[str]:
     """Return a line with the exception that caused the errors, raised in a process that Ray or vLLM started; an empty
     list if no error says that a process died or that a call to one failed, or if the log has no exception of that
-    process.
-
-    `errors` are the run's own `error:` lines; without any, the first exception of any process is the cause.
-    """
+    process. `errors` are the run's own `error:` lines; without any, the first exception of any process is the cause."""
     text = " ".join(errors)
     if errors and DIED not in text and not FOLLOWS.search(text):
         return []

@@ -129,11 +129,9 @@ def tracked_step(run_dir: str | Path) -> int | None:
 
 
 def repair_tracker(run_dir: str | Path) -> str | None:
-    """Make upstream's tracker file name the last complete checkpoint; return a text about the change, if any.
-
-    Without a complete one, the tracker stays while the checkpoint that it names exists, as in upstream's own runs,
-    which have no markers; otherwise it is removed, so that the run starts from the beginning.
-    """
+    """Make upstream's tracker file name the last complete checkpoint; return a text about the change, if any. Without a
+    complete one, the tracker stays while the checkpoint that it names exists, as in upstream's own runs, which have no
+    markers; otherwise it is removed, so that the run starts from the beginning."""
     run_dir = Path(run_dir)
     tracked, steps = tracked_step(run_dir), complete_steps(run_dir)
     never_marked = not steps and tracked is not None and (run_dir / f"global_step_{tracked}").exists()

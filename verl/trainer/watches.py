@@ -203,10 +203,8 @@ def lost_actors() -> list[str]:
 
 class ProgressWatch(threading.Thread):
     """Thread that ends the run when neither the phase nor the `state` (such as the numbers of finished prompts) has
-    changed for longer than `seconds`; single phases may have a longer limit.
-
-    `describe` says what the current phase waits for, and `report` tells the driver, whose own loop blocks meanwhile.
-    """
+    changed for longer than `seconds`; single phases may have a longer limit. `describe` says what the current phase
+    waits for, and `report` tells the driver, whose own loop blocks meanwhile."""
 
     def __init__(
         self,

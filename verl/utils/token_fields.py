@@ -43,11 +43,9 @@ class ContextValue(Generic[T]):
         return None if (held := self._held.get()) is None else held[0]
 
     def once(self, name: str, inputs: tuple, compute: Callable[[], Any]) -> Any:
-        """Return `compute()`; a later call with equal name and inputs in the same `bound` returns the same result.
-
-        So an estimator and the trainer's metrics share results. `inputs` are everything that the result depends on,
-        except the bound value: tensors, arrays or plain objects.
-        """
+        """Return `compute()`; a later call with equal name and inputs in the same `bound` returns the same result. So
+        an estimator and the trainer's metrics share results. `inputs` are everything that the result depends on, except
+        the bound value: tensors, arrays or plain objects."""
         memo = self._value_and_memo()[1]
         if name not in memo or not all(map(_equal, memo[name][0], inputs)):
             memo[name] = (inputs, compute())

@@ -143,10 +143,8 @@ def _show_in_mlflow(adapter, step: int, groups: Sequence[ShownGroup], pictures: 
 
 def tree_picture(tree: Mapping[str, Any]) -> np.ndarray:
     """Return the picture of a tree (height, width, 4) in RGBA, 8 bits each; its size does not depend on the tree.
-
     `tree` is a line of the trees file. A horizontal line is a segment, from its first to its last token; a tool's is
-    dotted. Its color is the mean reward of the trajectories through it, and gray if none has a reward.
-    """
+    dotted. Its color is the mean reward of the trajectories through it, and gray if none has a reward."""
     segments = tree["segments"]
     parents = [segment["parent"] for segment in segments]
     heights, rewards = segment_heights(parents), mean_rewards(parents, tree["leaves"], tree["rewards"])

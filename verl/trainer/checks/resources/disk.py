@@ -49,10 +49,8 @@ def describe_disk(config: DictConfig) -> str:
 
 def disk_plan(config: DictConfig) -> tuple[float, int, int]:
     """Return the bytes of a checkpoint (0: unknown), the number of checkpoints to come, and the free bytes of the disk.
-
     A checkpoint holds the weights and Adam's two states in the type of the weights (12 bytes a parameter in fp32), with
-    LoRA the states of its factors alone; a critic's are not counted.
-    """
+    LoRA the states of its factors alone; a critic's are not counted."""
     trainer, number = config.trainer, 0
     if trainer.save_freq > 0:
         there, steps = complete_steps(trainer.default_local_dir), trainer.get("total_training_steps")

@@ -25,11 +25,9 @@ from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """The nodes of a batch's trees, one for each segment, sorted by prompt and within a prompt by segment id.
-
-    A row whose tokens have no segment (-1) has a node of its own for them. Row `pass_row[i]` goes through node
-    `pass_node[i]`; each of these P pairs occurs once.
-    """
+    """The nodes of a batch's trees, one for each segment, sorted by prompt and within a prompt by segment id. A row
+    whose tokens have no segment (-1) has a node of its own for them. Row `pass_row[i]` goes through node
+    `pass_node[i]`; each of these P pairs occurs once."""
 
     of_token: torch.Tensor  # (B, T) node of each token; -1 for padding, which has no node
     parent: torch.Tensor  # (N,) node before each node; -1 if the node follows the prompt
