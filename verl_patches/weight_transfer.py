@@ -1,9 +1,9 @@
 """Gives each run on a machine its own sockets for weights, and ends the wait for an engine that does not answer.
 
-verl 0.9.1 sends buckets of weights to its vLLM servers by a socket (`bucketed_weight_transfer.py`). It names the sockets
-in /tmp by Ray's job id, replica and rank. Every run that starts its own Ray has the job id 01000000, so the second run
-on a machine takes over the first one's socket while weights are sent: one of them waits forever, or a server gets the
-other run's weights. Both ends are processes of the same raylet, whose process id is in their environment.
+verl 0.9.1 sends buckets of weights to its vLLM servers by a socket (`bucketed_weight_transfer.py`). It names the
+sockets in /tmp by Ray's job id, replica and rank. Every run that starts its own Ray has the job id 01000000, so the
+second run on a machine takes over the first one's socket while weights are sent: one of them waits forever, or a server
+gets the other run's weights. Both ends are processes of the same raylet, whose process id is in their environment.
 
 It also waits without a limit for the engine's answer to each bucket. If loading one raises, the engine never answers,
 and the exception is only in the call that told it to load weights, which the server adapter has made.
