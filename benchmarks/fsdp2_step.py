@@ -25,11 +25,9 @@ TRAINED = ([0, 3, 5], [7])
 
 
 def mini_batch(rank: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Return ten prompts and ten responses as token lists: two groups of five, drawn with `rank` as the seed.
-
-    All prompts begin with the same six tokens. A group's responses are three that agree (two equal ones and their first
-    three tokens) and two that fork off them after five tokens.
-    """
+    """Return ten prompts and ten responses as token lists: two groups of five, drawn with `rank` as the seed. All
+    prompts begin with the same six tokens. A group's responses are three that agree (two equal ones and their first
+    three tokens) and two that fork off them after five tokens."""
     rng = random.Random(rank)
     system = [rng.randrange(90) for _ in range(6)]
     prompts, responses = [], []

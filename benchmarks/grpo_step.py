@@ -57,12 +57,8 @@ SIDES = {
 
 
 def run(side: str, number: int, steps: int, others: list[float]) -> pd.DataFrame:
-    """Return the metrics of a new run, one row per step, without the first step.
-
-    Args:
-        number: number of the run, which names its folder, and seed of both sides.
-        others: list to which the use of the CPUs by other processes before this run is added, in percent.
-    """
+    """Return the metrics of a new run, one row per step, without the first step. `number` names its folder and is the
+    seed; the use of the CPUs by other processes before the run, in percent, is added to `others`."""
     folder = FOLDER / f"{side}_{number}"
     shutil.rmtree(folder, ignore_errors=True)
     others.append(psutil.cpu_percent(interval=5))

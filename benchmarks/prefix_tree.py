@@ -129,10 +129,8 @@ def compare(model: Qwen2ForCausalLM, group: Group, runs: int) -> dict[str, dict[
 
 
 def peak_text(name: str, config: Qwen2Config, group: Group, checkpointing: bool, device: str) -> str:
-    """Return the MiB by which an update's peak memory exceeds the model and its gradients; `name` is the `Side`.
-
-    It measures this process, which should be a fresh one: on a CPU, memory freed earlier would hide a part of the peak.
-    """
+    """Return the MiB by which an update's peak memory exceeds the model and its gradients; `name` is the `Side`. It
+    measures this process, which should be a fresh one: on a CPU, memory freed earlier would hide a part of the peak."""
     model = make_model(config, device)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)

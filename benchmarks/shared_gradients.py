@@ -33,12 +33,8 @@ SMALL, LARGE = Shape(8, 2, 4, 2, 16), Shape(256, 16, 14, 2, 64)
 
 
 def errors(sharers: int, shape: Shape, device: str) -> dict[str, float]:
-    """Return the relative errors of `rows` and `tree` in bfloat16, and of `exact`: the tree's in float64, on CPU.
-
-    Args:
-        sharers: number of sequences.
-        device: `cpu` or `cuda`; on `cuda` the tree's attention is torch's varlen kernel.
-    """
+    """Return the relative errors of `rows` and `tree` in bfloat16, and of `exact`: the tree's in float64, on CPU. On
+    `cuda` the tree's attention is torch's varlen kernel."""
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, 50, shape.prompt)
     own = rng.integers(0, 50, (sharers, shape.own))

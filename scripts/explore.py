@@ -30,10 +30,8 @@ UNTELLING = ("huggingface", "actor", "merged")
 
 
 def config_of(model: str, data: str, overrides: list[str]) -> DictConfig:
-    """Return the config. If the data's data_source names a task, the config selects this task.
-
-    On a CPU, it also sets the task's `cpu_lengths`. Overrides take precedence.
-    """
+    """Return the config. If the data's data_source names a task, the config selects this task. On a CPU, it also sets
+    the task's `cpu_lengths`. Overrides take precedence."""
     folders = [Path(verl.trainer.__path__[0], "config"), *sorted(RECIPES.glob("*/config"))]
     source, hardware = data_source(data), os.environ.get("HARDWARE", "cpu")
     chosen = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"]

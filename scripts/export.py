@@ -48,12 +48,8 @@ def measurements(run: Path, step: int) -> Results:
 
 
 def export(run: Path, step: int | None, folder: Path, adapter: bool = False) -> None:
-    """Write a run's checkpoint and its card to `folder`, which appears only when it is complete.
-
-    Args:
-        step: step of the checkpoint; None: the last complete one.
-        adapter: write the factors of LoRA instead of the model.
-    """
+    """Write a run's checkpoint (None: the last complete one), or with `adapter` its LoRA factors alone, and its card to
+    `folder`, which appears only when it is complete."""
     if folder.exists():
         raise FileExistsError(f"{folder} exists: choose another folder, or remove it")
     step = checkpoint_step(run, step)

@@ -25,9 +25,8 @@ import psutil
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE / "fork_server"), str(HERE)]
+sys.path.insert(0, str(HERE / "fork_server"))
 import fork_server  # noqa: E402
-import leftovers  # noqa: E402
 
 hold_folder = runpy.run_path(str(HERE.parent / "verl/utils/folder_lock.py"))["hold_folder"]
 
@@ -48,6 +47,12 @@ RAISED = re.compile(
 FOLLOWS = re.compile(r"EngineDead|EngineGenerate|RayTask|RayActor|ActorDied|ActorUnavailable|WorkerCrashed|Cancelled")
 DIED = "died, often because memory ran out"
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SHARED_MEMORY = Path("/dev/shm")
+# Beginnings of names in it: weights on their way to vLLM (a whole bucket), and multiprocessing's semaphores.
+SHARED_NAMES = ("verl_weights_", "sem.mp-")
+# Inodes of the host's own namespaces. With the first, but not the second, as with `docker run --ipc=host`, processes
+# that cannot be seen here may use /dev/shm.
+HOST_IPC, HOST_PID = 0xEFFFFFFF, 0xEFFFFFFC
 
 
 class Interrupted(BaseException):
@@ -70,6 +75,27 @@ def adopt_orphans() -> None:
     """Make this process the parent of every descendant whose own parent dies; does nothing except on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def shared_memory() -> set[str]:
+    """Return the names of all files in /dev/shm."""
+    return set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
+
+
+def remove_unused_memory(names: tuple[str, ...] = SHARED_NAMES, keep: frozenset[str] | set[str] = frozenset()) -> None:
+    """Remove this user's files in /dev/shm with these beginnings that no process has mapped, except `keep`: killed
+    processes leave them, and they stay until the machine restarts."""
+    unused = {name for name in shared_memory() - keep if name.startswith(names)}
+    ipc, pid = (os.stat(f"/proc/self/ns/{kind}").st_ino if unused else 0 for kind in ("ipc", "pid"))
+    if not unused or ipc == HOST_IPC and pid != HOST_PID:
+        return
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # the process has ended, or is another user's
+            unused -= {line.rpartition("/")[2] for line in maps.read_text(errors="replace").splitlines()}
+    for name in unused:
+        with contextlib.suppress(OSError):  # removed meanwhile
+            if (SHARED_MEMORY / name).stat().st_uid == os.getuid():
+                (SHARED_MEMORY / name).unlink()
 
 
 def keep_earlier_metrics(run_dir: Path) -> None:
@@ -166,11 +192,9 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
 
 
 def wait(run: subprocess.Popen, progress: Progress, log) -> int:
-    """Wait for the end of the run, and show its progress. Return its exit code, 4 if one of its processes is frozen.
-
-    A process is frozen if it has touched its file `.alive-NAME-PID-SECONDS` (verl/trainer/watches.py), and then
-    not again for that many seconds, counted in looks: a launcher that was stopped itself makes none.
-    """
+    """Wait for the end of the run, and show its progress. Return its exit code, 4 if one of its processes is frozen. A
+    process is frozen if it has touched its file `.alive-NAME-PID-SECONDS` (verl/trainer/watches.py), and then not again
+    for that many seconds, counted in looks: a launcher that was stopped itself makes none."""
     alive: dict[Path, tuple[int, int]] = {}  # file -> time of the last sign, number of looks since
     while run.poll() is None:
         progress.update()
@@ -190,14 +214,9 @@ def wait(run: subprocess.Popen, progress: Progress, log) -> int:
 
 
 def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
-    """Print why the run ended: its `error:` lines and `RunError`s, else its last exceptions, else the log's last lines.
-
-    Above these it prints the exception of another process that caused them, if there is one (see `first_cause`).
-
-    Args:
-        start: length of the log, in bytes, before this run began.
-        pid: process id of the run's driver.
-    """
+    """Print why the run ended: its `error:` lines and `RunError`s, else its last exceptions, else the log's last lines;
+    and above these the exception of another process that caused them (see `first_cause`). `start` is the length of the
+    log, in bytes, before this run began, and `pid` the process id of the run's driver."""
     log = (run_dir / "train.log").read_bytes()[start:].decode(errors="replace").splitlines()
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in log]
     causes = [line for line in plain if re.search(r"^(error:|.*(Error|Exception|Died|died)\b.*:)", line)]
@@ -235,15 +254,9 @@ def next_start(run_dir: Path) -> str:
 
 
 def first_cause(errors: list[str], log: list[str]) -> list[str]:
-    """Return a line with the exception that caused the errors, raised in a process that Ray or vLLM started.
-
-    The list is empty if no error says that a process died or that a call to one failed, or if the log has no exception
-    of that process.
-
-    Args:
-        errors: the run's own `error:` lines. If there are none, the first exception of any process is the cause.
-        log: lines without colors.
-    """
+    """Return a line with the exception that caused the errors, raised in a process that Ray or vLLM started; an empty
+    list if no error says that a process died or that a call to one failed, or if the log has no exception of that
+    process. `errors` are the run's own `error:` lines; without any, the first exception of any process is the cause."""
     text = " ".join(errors)
     if errors and DIED not in text and not FOLLOWS.search(text):
         return []
@@ -278,8 +291,8 @@ def main(arguments: list[str]) -> int:
         return REFUSED
     for file in run_dir.glob(ALIVE):
         file.unlink()
-    leftovers.remove_unused()
-    before = leftovers.shared_memory()
+    remove_unused_memory()
+    before = shared_memory()
     keep_earlier_metrics(run_dir)
     adopt_orphans()
     for ending in ENDINGS:
@@ -307,15 +320,12 @@ def main(arguments: list[str]) -> int:
         except Interrupted as interrupted:
             (number,) = interrupted.args
             end_descendants()
-            print(
-                f"\nThe run was ended by {number.name}. {next_start(run_dir)}",
-                file=sys.stderr,
-            )
+            print(f"\nThe run was ended by {number.name}. {next_start(run_dir)}", file=sys.stderr)
             return 128 + number
         finally:
             ignore_endings()
             end_descendants()
-            leftovers.remove_unused((*leftovers.NAMES, "psm_"), keep=before)
+            remove_unused_memory((*SHARED_NAMES, "psm_"), keep=before)
     progress.print_host_memory()
     if code:
         report_failure(run_dir, start, run.pid, code)

@@ -99,10 +99,8 @@ def validation_results(metrics: dict[str, float]) -> dict[tuple[str, str], float
 
 
 def make_table(cells: list[Cell]) -> tuple[list[str], list[dict], list[str]]:
-    """Return column names, rows and warnings. If two logs disagree on a cell, the later log wins, with a warning.
-
-    Experiments are in the order of their logs, each with ascending steps.
-    """
+    """Return column names, rows and warnings; of two logs that disagree on a cell, the later wins. Experiments are in
+    the order of their logs, each with ascending steps."""
     rows: dict[tuple, dict] = {}
     sources: dict[tuple, Cell] = {}
     warnings = []
@@ -139,10 +137,8 @@ def _ordered_metrics(cells: list[Cell]) -> list[tuple[str, str]]:
 
 
 def at_the_last_step(cells: list[Cell]) -> Results:
-    """Return experiment -> data set -> metric -> value, at the last step that measured the data set's accuracy.
-
-    The label of an experiment names the step only if it was measured at several steps. The ends of a value's
-    confidence interval come from the same log as the value.
+    """Return experiment -> data set -> metric -> value, at the last step that measured the data set's accuracy, which
+    the label names if there are several. The ends of a value's confidence interval come from the same log as the value.
     """
     last: dict[tuple[str, str], int] = {}
     for cell in cells:

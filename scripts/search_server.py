@@ -53,13 +53,8 @@ class Retrieve(BaseModel):
 
 
 class SearchProcesses:
-    """Processes that search in one index, for queries that wait in order of arrival.
-
-    Args:
-        index: the index, which the forked processes share with this one.
-        number: number of processes.
-        longest_wait: expected wait in seconds from which on further requests are refused.
-    """
+    """Processes that search in one index, which the forks share, for queries that wait in order of arrival. Requests
+    that would wait longer than about `longest_wait` seconds are refused."""
 
     def __init__(self, index: Bm25Index, number: int, longest_wait: float):
         self.index, self.number, self.longest_wait = index, number, longest_wait

@@ -59,10 +59,6 @@ def read_trees(path: Path) -> Iterator[dict]:
             yield tree
 
 
-def _log_probs(segment: dict) -> list[float | None] | None:
-    return None if segment.get("author") == "tool" else segment.get("log_probs")
-
-
 def compact(tree: dict) -> dict:
     """Return the tree in the page's form, which takes about 5.4 bytes a token.
 
@@ -82,7 +78,8 @@ def compact(tree: dict) -> dict:
         for at, text in segment.get("texts", ()):
             indices[start + at] = others.setdefault((ids[start + at], text), len(unique_ids) + len(others))
     vocabulary = [[token, texts.get(str(token))] for token in unique_ids.tolist()] + [list(pair) for pair in others]
-    costs = [c for s in segments for c in _log_probs(s) or [None] * len(s["token_ids"])]
+    known = [None if segment.get("author") == "tool" else segment.get("log_probs") for segment in segments]
+    costs = [c for own, s in zip(known, segments, strict=True) for c in own or [None] * len(s["token_ids"])]
     costs = np.round(np.array(costs, dtype=float) * -1000)
     costs = np.where(np.isnan(costs), UNKNOWN_COST, np.clip(costs, 0, UNKNOWN_COST - 1))
     alternatives = iter(indices[n_tokens:].tolist())
@@ -112,11 +109,8 @@ def compact(tree: dict) -> dict:
 
 
 def metric_meanings(names: Iterable[str]) -> dict[str, str]:
-    """Return name -> meaning for those of these metrics that docs/metrics.md explains as `tree/<name>`.
-
-    A table row of that page may explain several metrics. If its text has as many parts between semicolons as it has
-    metrics, each metric gets its part; otherwise each gets the whole text.
-    """
+    """Return name -> meaning for those of these metrics that docs/metrics.md explains as `tree/<name>`. If a row
+    explains several, each gets its part between semicolons, or the whole text if their numbers differ."""
     meanings = {}
     page = METRICS_PAGE.read_text(encoding="utf-8")
     for explained, text in re.findall(r"^\| (`tree/.*?) \| (.*) \|$", page, flags=re.MULTILINE):

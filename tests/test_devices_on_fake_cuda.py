@@ -54,7 +54,7 @@ OURS = tuple(f"{ROOT / package}/" for package in ("recipe", "verl", "verl_patche
 UPSTREAM = next((path for path in verl.__path__ if "site-packages" in path), "") + "/"
 
 READS, CHOOSES, DOWN, UP = "reads a number", "counts what a mask chooses", "copies to the CPU", "copies to the GPU"
-RANKS = {("entropy_clips.entropy_rank", how) for how in (DOWN, UP)}
+RANKS = {("token_losses.entropy_rank", how) for how in (DOWN, UP)}
 TRIE = {("log_probs.__init__", UP), ("attention.__init__", UP)}
 # what is computed -> the functions (module and name) that wait for the GPU, and how
 WAITS = {

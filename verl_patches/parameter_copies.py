@@ -8,10 +8,9 @@ import torch
 def save_copies(fsdp_utils: ModuleType) -> None:
     """Replace verl 0.9.1's `fsdp2_sharded_save_to_cpu` by a function whose result later updates do not change.
 
-    Upstream relies on `.cpu()` to copy, but `.cpu()` returns tensors that are on the CPU already as they are: on the
-    CPU platform, and on GPUs with `param_offload=true`. Saved parameters would change with the updates. Old
-    log-probabilities would then be those of the newest policy, and restoring one version would overwrite the others, so
-    that all updates of a step except the last would be lost. This can go when upstream clones.
+    Upstream relies on `.cpu()` to copy, which returns tensors that are on the CPU already as they are: on the CPU
+    platform, and on GPUs with `param_offload=true`. Old log-probabilities would be those of the newest policy, and all
+    updates of a step except the last would be lost. This can go when upstream clones.
     """
     save = fsdp_utils.fsdp2_sharded_save_to_cpu
 

@@ -66,12 +66,9 @@ class PlatformCPU(PlatformBase):
 
 
 def use_plain_gloo_process_group(distributed: ModuleType) -> None:
-    """Replace verl 0.9.1's backend string `cpu:gloo,<device>:<backend>` by `gloo`.
-
-    On CPU that string names the device cpu twice, which torch refuses. One of upstream's functions takes an argument
-    `backend`, the other builds the string itself; both are wrapped here. This can go when upstream omits the second
-    half for the device cpu.
-    """
+    """Replace verl 0.9.1's backend string `cpu:gloo,<device>:<backend>` by `gloo`. On CPU that string names the device
+    cpu twice, which torch refuses. One of upstream's functions takes an argument `backend`, the other builds the string
+    itself; both are wrapped here. This can go when upstream omits the second half for the device cpu."""
     original_ray = distributed.initialize_global_process_group_ray
     original_torchrun = distributed.initialize_global_process_group
 
@@ -95,10 +92,8 @@ def use_plain_gloo_process_group(distributed: ModuleType) -> None:
 
 
 def poll_replay_buffer_often(replay_buffer: ModuleType) -> None:
-    """Look for finished rollouts ten times a second instead of every two seconds (verl 0.9.1).
-
-    On CPU a step takes about as long as upstream's poll interval. This can go when a config key sets the interval.
-    """
+    """Look for finished rollouts ten times a second instead of every two seconds (verl 0.9.1). On CPU a step takes
+    about as long as upstream's poll interval. This can go when a config key sets the interval."""
     buffer_class = replay_buffer.ReplayBuffer
     wait_for_next_poll = buffer_class._wait_for_next_poll
 
@@ -111,10 +106,8 @@ def poll_replay_buffer_often(replay_buffer: ModuleType) -> None:
 
 def keep_the_reference_policy_where_it_is(fsdp_engine: ModuleType) -> None:
     """Shard forward-only models without an offload policy; verl 0.9.1 gives them one that pins the host's memory.
-
     Pinning fails without an accelerator ("Cannot access accelerator device when none is available"), and on CPU nothing
-    needs offloading. This can go when upstream pins only with an accelerator.
-    """
+    needs offloading. This can go when upstream pins only with an accelerator."""
     if not callable(fsdp_engine.CPUOffloadPolicy):
         raise AttributeError(f"{fsdp_engine.__name__}.CPUOffloadPolicy is gone: verl has moved, adapt {__name__}")
     fsdp_engine.CPUOffloadPolicy = lambda pin_memory=True: None

@@ -56,25 +56,17 @@ def _register_server_adapters(base: ModuleType) -> None:
     base._ROLLOUT_REGISTRY |= {("vllm", mode): vllm_adapter for mode in parts.tree_of_rollout_mode()}
 
 
-def _register_parts(core_algos: ModuleType) -> None:
-    """Register estimators and losses with upstream, and all choices of parts with Hydra."""
-    importlib.import_module("verl.utils.parts").load_choices()
-
-
 def _register_trainers(_: ModuleType) -> None:
     for name in ("explore_trainer", "asynchronous_trainers"):
         importlib.import_module(f"verl.trainer.ppo.v1.{name}")
 
 
 # upstream's module, our module in verl_patches, and our function that changes upstream's module
-WEIGHT_TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
 PATCHES = (
     ("verl.workers.rollout.vllm_rollout.vllm_async_server", "engine_deaths", "report_engine_deaths"),
     ("verl.workers.rollout.vllm_rollout.vllm_async_server", "known_adapters", "remember_adapters"),
-    (WEIGHT_TRANSFER, "weight_sockets", "keep_runs_apart"),
-    # This must follow `keep_runs_apart`: it stores a socket's name before `keep_runs_apart` changes it.
-    (WEIGHT_TRANSFER, "weight_answers", "watch_answers"),
-    ("verl.workers.rollout.vllm_rollout.vllm_rollout", "weight_answers", "remember_calls"),
+    ("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer", "weight_transfer", "watch_transfers"),
+    ("verl.workers.rollout.vllm_rollout.vllm_rollout", "weight_transfer", "remember_calls"),
     ("verl.experimental.reward_loop.reward_loop", "guarded_rewards", "guard_rewards"),
     ("verl.workers.engine_workers", "named_exits", "report_exits"),
     ("transfer_queue.controller", "named_exits", "report_exits"),
@@ -109,7 +101,10 @@ def register() -> None:
     try:
         if not (OVERLAY_DIR / "__init__.py").exists():  # a wheel installs the files into upstream's own folder
             sys.meta_path.append(OverlayFinder)
-        after_import("verl.trainer.ppo.core_algos", _register_parts)
+        # estimators and losses with upstream, and all choices of parts with Hydra
+        after_import(
+            "verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.utils.parts").load_choices()
+        )
         after_import("verl.trainer.ppo.v1", _register_trainers)
         after_import("verl.workers.engine", lambda _: importlib.import_module("verl_patches.prefix_tree_engine"))
         after_import("verl.workers.rollout.replica", _register_replicas)

@@ -81,10 +81,8 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         return batch.model_inputs, {"trie_batch": batch}
 
     def prepare_model_outputs(self, output, output_args, micro_batch: TensorDict, logits_processor_func) -> dict:
-        """Return `log_probs` and, if the batch sets `calculate_entropy`, `entropy`.
-
-        Both are nested tensors with the rows of `input_ids`; a row's last log-probability is 0.
-        """
+        """Return `log_probs` and, if the batch sets `calculate_entropy`, `entropy`. Both are nested tensors with the
+        rows of `input_ids`; a row's last log-probability is 0."""
         batch: TrieBatch = output_args["trie_batch"]
         offsets = micro_batch["input_ids"].offsets()
         logits = batch.scale(output.logits.squeeze(0))

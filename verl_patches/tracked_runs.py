@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from verl.utils.atomic_files import replacing
+
 logger = logging.getLogger(__name__)
 
 IDS_FILE = "trackers.json"  # environment variable of a tracker -> id of the run
@@ -52,10 +54,8 @@ def in_one_run(init: Callable) -> Callable:
 
             ids["MLFLOW_RUN_ID"] = mlflow.active_run().info.run_id
         if ids:
-            folder.mkdir(parents=True, exist_ok=True)
-            unfinished = folder / f"{IDS_FILE}.unfinished"
-            unfinished.write_text(json.dumps(ids))
-            unfinished.replace(folder / IDS_FILE)
+            with replacing(folder / IDS_FILE) as unfinished:
+                unfinished.write_text(json.dumps(ids))
 
     return call
 

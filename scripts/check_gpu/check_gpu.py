@@ -58,10 +58,8 @@ def last_error(log: str) -> str:
 
 
 def run_part(part: Part, folder: Path, dry_run: bool) -> Result:
-    """Run a part until it ends or its time limit is over; its output goes to `folder`/NAME.log.
-
-    With `dry_run` its `dry_command` runs, if it has one, else its command.
-    """
+    """Run a part until it ends or its time limit is over; its output goes to `folder`/NAME.log. With `dry_run` its
+    `dry_command` runs, if it has one, else its command."""
     shutil.rmtree(folder / part.name, ignore_errors=True)
     log, started, memory = folder / f"{part.name}.log", time.monotonic(), None
     command = ["bash", "-c", part.dry_command if dry_run and part.dry_command else part.command]
@@ -85,10 +83,8 @@ def run_part(part: Part, folder: Path, dry_run: bool) -> Result:
 
 
 def check(parts: Iterable[Part], folder: Path, dry_run: bool) -> list[Result]:
-    """Run the parts in order; print and return their results. If the part `environment` fails, no later one runs.
-
-    Without `dry_run`, parts for more GPUs than there are do not run.
-    """
+    """Run the parts in order; print and return their results. If the part `environment` fails, no later one runs, and
+    without `dry_run` none for more GPUs than there are."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     results, failed, gpus = [], False, len(visible.split(",") if visible else gpu_memory())
     for part in parts:

@@ -37,7 +37,7 @@ import types
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 CLIENT = Path(__file__).resolve().parent / "forked/python"
@@ -64,13 +64,11 @@ ENVIRONMENT_AT_START = dict(os.environ)
 def start(
     log=None, modules: Sequence[str] = MODULES, environment: Mapping[str, str] = os.environ
 ) -> tuple[dict[str, str], int]:
-    """Start a server that does the imports in `environment` and prints to the file `log`.
+    """Start a server that does the imports in `environment` and prints to the file `log`; if this process is itself a
+    fork and has all modules, the server is a fork of it, without new imports.
 
-    If this process is itself a fork and has all modules, the new server is a fork of it, without new imports.
-
-    Returns:
-        environment variables for the clients, with the server's address, and an open file descriptor: the server ends
-        when no process has this file open any more.
+    Return the environment variables for the clients, with the server's address, and an open file descriptor: the server
+    ends when no process has this file open any more.
     """
     folder = Path(tempfile.mkdtemp(prefix="fork_server_"))  # mode 0700: nobody else may enter it
     listener = socket.socket(socket.AF_UNIX)
@@ -100,18 +98,6 @@ def start(
     os.close(owner)
     listener.close()
     return {SOCKET: str(folder / "socket"), PYTHON: python}, lifeline
-
-
-class Served(NamedTuple):
-    """A client and its fork. The fork is killed when the client ends."""
-
-    connection: socket.socket
-    child: int
-
-    @property
-    def waits(self) -> bool:
-        """Return whether the client is still connected, and so waits for the exit status."""
-        return self.connection.fileno() >= 0
 
 
 def receive(connection: socket.socket) -> tuple[dict, list[int]]:
@@ -160,7 +146,6 @@ def serve(listener: socket.socket, owner: int, modules: Sequence[str]) -> dict |
         if modules:
             import_quietly(modules.pop(0))
         for key, _ in waiting.select(0 if modules else None):
-            served = key.data
             if key.fileobj == owner:
                 shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)
                 return None
@@ -187,23 +172,23 @@ def serve(listener: socket.socket, owner: int, modules: Sequence[str]) -> dict |
                 tell(connection, child or 0)
                 if child is None:
                     connection.close()
-                    continue
-                served = Served(connection, child)
-                waiting.register(connection, selectors.EVENT_READ, served)
-                waiting.register(os.pidfd_open(child), selectors.EVENT_READ, served)
-            elif key.fileobj is served.connection:
-                if served.waits:  # clients send nothing after their request: this one has ended
-                    waiting.unregister(served.connection)
-                    served.connection.close()
-                    os.kill(served.child, signal.SIGKILL)
-            else:
+                else:
+                    waiting.register(connection, selectors.EVENT_READ, (connection, child))
+                    waiting.register(os.pidfd_open(child), selectors.EVENT_READ, (connection, child))
+                continue
+            connection, child = key.data
+            is_connected = connection.fileno() >= 0  # and so waits for the exit status
+            if key.fileobj is not connection:
                 waiting.unregister(key.fileobj)
                 os.close(key.fd)
-                _, status = os.waitpid(served.child, 0)
-                if served.waits:
-                    tell(served.connection, status)
-                    waiting.unregister(served.connection)
-                    served.connection.close()
+                _, status = os.waitpid(child, 0)
+                if is_connected:
+                    tell(connection, status)
+            elif is_connected:  # clients send nothing after their request: this one has ended
+                os.kill(child, signal.SIGKILL)
+            if is_connected:
+                waiting.unregister(connection)
+                connection.close()
 
 
 def import_quietly(module: str) -> None:

@@ -14,6 +14,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from tests.configs import composed, key_of
+from tests.conformance.trees import leaves_of
 from tests.docs.test_docs_on_cpu import SHIM, config_of
 from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.checks.preflight import check_micro_batches_and_servers
@@ -118,15 +119,8 @@ def test_a_command_passes_the_checks(command, shims):
     assert any(map(config_of, calls)), "the script started no trainer and no evaluation"
 
 
-SWITCHES = {
-    "adaptive_clip",
-    "adaptive_advantage",
-    "adaptive_temperature",
-    "adv_estimator",
-    "loss_mode",
-    "experiment_name",
-}
-SWITCHES |= {"default_local_dir"}
+SWITCHES = {"adaptive_clip", "adaptive_advantage", "adaptive_temperature", "adv_estimator", "loss_mode"}
+SWITCHES |= {"experiment_name", "default_local_dir"}
 
 
 @pytest.mark.parametrize(
@@ -145,16 +139,11 @@ def test_a_baseline_differs_from_hapo_in_its_parts_alone(baseline, own, shims):
         calls = calls_of(f"BASELINE={baseline} MODEL=qwen3_8b bash recipe/hapo/{command}", shims)
         ((_, name, arguments),) = filter(None, map(config_of, calls))
         dry_run("hapo", name, *arguments)
-        values.append(leaves(OmegaConf.to_container(composed(name, *arguments, recipe="hapo"))))
+        values.append(dict(leaves_of(OmegaConf.to_container(composed(name, *arguments, recipe="hapo")))))
     hapo, other = values
     changed = {key.rpartition(".")[2]: other[key] for key in other if key not in hapo or hapo[key] != other[key]}
     assert {key: value for key, value in changed.items() if key not in SWITCHES} == own
     assert not any(changed[key] for key in SWITCHES if key.startswith("adaptive"))
-
-
-def leaves(values: dict, prefix: str = "") -> dict:
-    parts = [leaves(v, f"{prefix}{k}.") if isinstance(v, dict) else {f"{prefix}{k}": v} for k, v in values.items()]
-    return {key: value for part in parts for key, value in part.items()}
 
 
 @pytest.mark.parametrize("command", MODULES)

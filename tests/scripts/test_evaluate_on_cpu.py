@@ -122,16 +122,7 @@ def test_a_dry_run_tells_the_plan_and_starts_nothing(script, overrides, told, in
     assert not (ROOT / "outputs/results/dry").exists()
 
 
-@pytest.mark.parametrize(
-    ("script", "cpu", "gpu"),
-    [
-        ("countdown", ["data/countdown/", "max_tokens=12"], ["data/countdown_gpu/", "max_tokens=1024"]),
-        ("walk", ["data/walk/", "max_tokens=40"], ["data/walk_gpu/", "max_tokens=1024"]),
-        ("textworld", ["data/textworld/", "max_tokens=224"], ["data/textworld_gpu/", "max_tokens=2048"]),
-        ("wordproblems", ["data/word_problems/"], ["data/word_problems/"]),
-        ("searchtask", ["data/search_task/"], ["data/search_task/"]),
-    ],
-)
+@pytest.mark.parametrize(("script", "cpu", "gpu"), table(__file__, "profiles"))
 def test_a_run_is_evaluated_with_the_profile_of_its_training(tmp_path, script, cpu, gpu):
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     (tmp_path / "recipe/tasks/search").mkdir(parents=True)

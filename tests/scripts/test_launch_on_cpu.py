@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.tables import table
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,25 +136,7 @@ def test_a_checkpoint_that_cannot_be_loaded_is_not_said_to_resume(tmp_path):
     assert "would fail again" in errors and "The same command" not in errors.replace("and the same", "")
 
 
-@pytest.mark.parametrize(
-    ("code", "last"),
-    [
-        (
-            "raise SystemExit(1)",
-            "The same command resumes after step 12, of which it has the last complete checkpoint.",
-        ),
-        (
-            "print('Error executing job with overrides: []\\nSet the environment variable HYDRA_FULL_ERROR=1 for a "
-            "complete stack trace.'); raise SystemExit(1)",
-            "The same command resumes after step 12, of which it has the last complete checkpoint.",
-        ),
-        ("print('error: data.seed: no'); raise SystemExit(2)", "Nothing was started: correct the command or the file."),
-        (
-            "print('Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.'); raise SystemExit(1)",
-            "Nothing was started: correct the command or the file.",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("code", "last"), table(__file__, "last lines"))
 def test_the_last_line_says_what_the_same_command_would_do(tmp_path, code, last):
     for step in (4, 12, 20):
         (tmp_path / f"global_step_{step}").mkdir(parents=True)

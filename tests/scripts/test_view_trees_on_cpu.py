@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.scripts.loading import load_script
+from tests.tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = (
@@ -135,17 +136,6 @@ def test_steps_and_output_are_chosen(tmp_path, capsys):
     assert "no trees of step 7; there are 1, 2, 3" in message
 
 
-def test_takes_trees_as_rollouts_write_them(tmp_path):
-    from verl.workers.rollout.trajectory_tree import tree_of_rows
-
-    rows = [[3, 12, 1], [3, 10, 4], [3, 12, 1]]
-    tree = tree_of_rows([9], rows, [[-1.0] * 3] * 3)
-    record = a_tree() | json.loads(tree.to_json())
-    _, data = page_of(write_trees(tmp_path, 1, [record]))
-    texts, leaves = segment_texts(data["tree-1-0"]), data["tree-1-0"]["leaves"]
-    assert ["".join(text for i in tree.path(leaf) for text in texts[i]) for leaf in leaves] == ["3-1", "3+4", "3-1"]
-
-
 @pytest.mark.parametrize(
     "tree",
     [
@@ -261,26 +251,7 @@ def opened(page: Path, address: str, profile: Path) -> str:
     return output[: output.index('<script type="application/json"')]
 
 
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        (
-            "",
-            ["Trajectory #1 #3 of 3 · reward 1 · 5 tokens", "the newest", "Its width is its"]
-            # segments of 3 + 2 + 2 + 1 + 1 tokens, all but the pruned one trained; trajectories of 5 + 6 + 5
-            + [
-                " 9 tokens; the update computes 8 for the trajectories' 16",
-                "mean reward 1; the update computes it once",
-            ]
-            + ['title="share of the compared branches dropped', '<dt class="">pruning_ratio</dt><dd'],
-        ),
-        ("step=12&prompt=2&leaf=2", ["Trajectory #2 of 3 · reward 0 · 6 tokens, 1 of them by tools"]),
-        ("step=12&prompt=2&segment=3", ["Pruned branch · ✂ edit distance · 4 tokens", "pruned_step: 4"]),
-        ("step=9&prompt=1", ["0 trajectories, 0 pruned branches", "no trajectory in this tree"]),
-        ("step=9&prompt=2", ["&lt;/script&gt;&lt;script&gt;document.title", "\\u{202e}"]),
-        ("step=junk&prompt=-4&leaf=99", ["Trajectory #1 #3 of 3"]),
-    ],
-)
+@pytest.mark.parametrize(("address", "expected"), table(__file__, "addresses"))
 def test_the_page_opens_at_its_address(tmp_path, address, expected):
     write_trees(tmp_path / "run", 9, [a_tree(segments=[], leaves=[], rewards=[]), hostile_tree()])
     write_trees(tmp_path / "run", 12, [a_tree(prompt="the newest", update="tree"), a_tree()])

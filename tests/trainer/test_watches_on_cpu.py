@@ -112,12 +112,8 @@ time.sleep(float(seconds))
 
 
 def drive(look_seconds: float, victim: str, seconds: float, end_seconds: float = 3) -> subprocess.CompletedProcess:
-    """Run a driver that ends by itself after `seconds`, if not by the death of its victim.
-
-    Args:
-        look_seconds: time between two looks of the watch.
-        end_seconds: time that the driver has between the watch's message and its end by the watch.
-    """
+    """Run a driver that ends by itself after `seconds`, if not by the death of its victim. The watch looks every
+    `look_seconds`, and ends the driver `end_seconds` after its message."""
     command = ["python", "-c", DRIVER, str(look_seconds), str(end_seconds), victim, str(seconds)]
     return subprocess.run(command, env=as_in_a_run(os.environ), capture_output=True, text=True, timeout=120)
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.configs import composed
 from verl.utils import parts as registry
-from verl.utils.parts import KINDS, Compares, compares, computed_fields, loss_of_switch, parts, register_loss
+from verl.utils.parts import Compares, compares, loss_of_switch, parts, register_loss
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -205,10 +204,8 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--import-mode=importlib",
 def run_beside(
     folder: Path, code: str, module: str = STRANGER, name: str = "stranger", arguments=()
 ) -> subprocess.CompletedProcess:
-    """Run Python with a package `stranger` installed in `folder`, whose entry point has this name.
-
-    `module` is its text; if it is empty, the package is in `folder` already.
-    """
+    """Run Python with a package `stranger`, whose text is `module` (if empty, it is there already), installed in
+    `folder` under an entry point of this name."""
     if module:
         (folder / "stranger.py").write_text(module)
     record = folder / "stranger-1.0.dist-info"
@@ -281,8 +278,6 @@ def test_lookups_of_the_registry():
     assert registry.tree_of_rollout_name() == {"kt": "latr", "hato": "hato", "over_generation": "over_generation"}
     assert registry.tree_of_rollout_mode() == {"sync_with_tool": "arpo"}
     assert compares("rloo") is Compares.GROUP and compares("gae") is None and compares("treerl") is Compares.NODES
-    assert {kind.name for kind in Compares if kind.by_group} == {"GROUP", "GROUP_THEN_MORE"}
-    assert set(KINDS) == {"tree", "sampler", "credit", "loss", "component", "proposal", "task", "evaluation"}
 
 
 def test_every_choice_is_described_and_its_smallest_settings_are_keys_of_its_own():
@@ -291,12 +286,3 @@ def test_every_choice_is_described_and_its_smallest_settings_are_keys_of_its_own
             assert len(part.about.split()) > 1 and part.name == name
             known = set(part.values) | {f"actor_rollout_ref.rollout.{key}" for key in ("temperature_tau",)}
             assert set(part.smallest) <= known, (kind, name)
-
-
-def test_no_field_is_computed_for_plain_grpo():
-    assert computed_fields(composed("explore", "hardware=cpu")) == {}
-    needs = computed_fields(composed("explore", "hardware=cpu", "loss=aepo", "sampler=tempered"))
-    assert {field.name: key for field, key in needs.items()} == {
-        "standardised_entropy": "actor.policy_loss.loss_mode=aepo",
-        "entropy_h": "sampler=tempered",
-    }

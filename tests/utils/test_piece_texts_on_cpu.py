@@ -1,6 +1,7 @@
 """The text of a path, cut at the ends of its pieces, in the page of trees and in a process reward's steps."""
 
 import importlib.util
+import json
 import random
 import struct
 from base64 import b64decode
@@ -10,9 +11,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from recipe.common.tiny_model import make_tokenizer
 from verl.trainer.ppo.v1.tree_reports import tree_record
 from verl.utils.piece_texts import piece_texts
-from verl.workers.rollout.trajectory_tree import Segment, TrajectoryTree
+from verl.workers.rollout.trajectory_tree import Segment, TrajectoryTree, tree_of_rows
 
 WORDS = ("<unk>", "▁", "▁Hi", "▁you", "!")
 
@@ -72,3 +74,15 @@ def test_the_page_shows_the_texts_of_the_paths(kind):
     prompt, first, second = tokenizer.decode(tokens[:2]), len(both), len(both + whole)
     assert prompt + "".join(texts[:second]) == f"Hi {SMILE} you!"
     assert prompt + "".join(texts[:first] + texts[second:]) == tokenizer.decode(tokens[: at + 1])
+
+
+def test_a_record_names_the_text_of_every_token():
+    tokenizer = make_tokenizer()
+    prompt, first, second = (tokenizer(text).input_ids for text in ("1 2 = 3", "1 + 2", "2 - 1"))
+    tree = tree_of_rows(prompt, [first, second, first], [[-0.5] * len(row) for row in (first, second, first)])
+    tree.segments[0].info.notes["suppressed"] = [{"offset": 0, "token": second[0] + 1, "prob": 0.2}]
+    record = json.loads(json.dumps(tree_record(tree, 3, "a", [1.0, 0.0, 1.0], "tree", tokenizer)))
+    assert record["prompt"] == "1 2 = 3" and record["rewards"] == [1.0, 0.0, 1.0] and record["step"] == 3
+    assert set(record["vocabulary"]) == {str(token) for token in {*first, *second, second[0] + 1}}
+    texts = ["".join(record["vocabulary"][str(token)] for token in tokens) for tokens in tree.trajectories()]
+    assert texts == ["1 + 2", "2 - 1", "1 + 2"]

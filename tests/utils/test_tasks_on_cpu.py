@@ -7,7 +7,6 @@ from omegaconf import OmegaConf
 
 from tests.configs import composed
 from tests.utils.test_parts_on_cpu import ROOT, run_beside
-from verl.utils.parts import parts
 
 CHECK = """
 import os, subprocess, sys
@@ -61,9 +60,3 @@ def test_a_task_extends_another_and_changes_keys_of_trees():
     assert paths == [*["pkg://recipe.tasks.deep_research.reward"] * 2, "pkg://recipe.tasks.walk.reward"]
     lengths = [config.actor_rollout_ref.rollout.entropy_tokens for config in (search, walk)]
     assert lengths == [8, 20], "the task's, and the tree's own"
-
-
-def test_small_tasks():
-    assert {name for name, task in parts("task").items() if task.is_small} == {
-        *("countdown", "reasoning_gym", "textworld", "walk")
-    }

@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from verl.workers.engine.base import BaseEngine
 
 
@@ -29,16 +27,6 @@ class Engine(BaseEngine):
 
     def is_mp_src_rank_with_outputs(self) -> bool:
         return True
-
-
-@pytest.fixture
-def sharded(tmp_path):
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        yield fully_shard(torch.nn.Linear(3, 2, bias=False), mesh=init_device_mesh("cpu", (1,)))
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

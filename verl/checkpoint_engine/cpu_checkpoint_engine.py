@@ -26,10 +26,8 @@ QUEUED_TENSORS = 8
 
 @CheckpointEngineRegistry.register("cpu")
 class CPUCheckpointEngine(CheckpointEngine):
-    """One process's end of the sockets, which carry whole tensors.
-
-    Only the trainer's rank 0, the master, sends; its other ranks only take part in gathering.
-    """
+    """One process's end of the sockets, which carry whole tensors. Only the trainer's rank 0, the master, sends; its
+    other ranks only take part in gathering."""
 
     def __init__(self, bucket_size: int, is_master: bool = False):
         self.is_master = is_master

@@ -34,11 +34,11 @@ SHARDS_SECONDS = 60.0
 
 
 class MarkComplete(CheckpointCallback):
-    """The `trainer.checkpoint_callback_class` that marks a checkpoint after every worker has written its part.
+    """The `trainer.checkpoint_callback_class` that marks a checkpoint after every worker has written its part, unless
+    `async_save` lets workers go on writing. It saves the run's config and the versions of its packages.
 
     It removes what an earlier run has left in the folder: the model that an evaluation has merged from the shards and,
-    with `schedule=sync`, which has no unfinished prompts, the saved rows of such prompts. It saves the run's config and
-    the versions of its packages. With `async_save`, it marks nothing, because workers may still be writing.
+    with `schedule=sync`, which has no unfinished prompts, the saved rows of such prompts.
     """
 
     def on_save(self, trainer, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs) -> None:
@@ -46,13 +46,17 @@ class MarkComplete(CheckpointCallback):
             shutil.rmtree(Path(checkpoint_dir) / SAVED_ROWS, ignore_errors=True)
         shutil.rmtree(Path(checkpoint_dir) / MERGED, ignore_errors=True)
         if not async_save:  # otherwise workers may still be writing
-            config = trainer.config
+            config, actor = trainer.config, trainer.config.actor_rollout_ref.actor
             workers = config.trainer.nnodes * config.trainer.n_gpus_per_node
-            check_shards(Path(checkpoint_dir) / "actor", workers, kinds_of_shards(config.actor_rollout_ref.actor))
+            contents = actor.checkpoint.save_contents if str(actor.strategy).startswith("fsdp") else ()
+            kinds = {kind for content, kind in SHARD_OF_CONTENT.items() if content in contents}
+            check_shards(Path(checkpoint_dir) / "actor", workers, kinds)
             check_shards(Path(checkpoint_dir) / "critic", workers)
+            installed = {each.metadata["Name"]: each.version for each in distributions()}
+            versions = {name: installed[name] for name in PACKAGES if name in installed}
             texts = {
                 CONFIG_FILE: OmegaConf.to_yaml(config, resolve=True),
-                VERSIONS_FILE: json.dumps(installed_versions(), indent=1),
+                VERSIONS_FILE: json.dumps(versions, indent=1),
                 MARKER: f"{global_step}\n",
             }
             for name, text in texts.items():
@@ -66,39 +70,21 @@ def saved_config(folder: Path) -> DictConfig | None:
     return OmegaConf.load(file) if file.exists() else None
 
 
-def installed_versions() -> dict[str, str]:
-    """Return the version of each installed package on which a model depends."""
-    installed = {each.metadata["Name"]: each.version for each in distributions()}
-    return {name: installed[name] for name in PACKAGES if name in installed}
-
-
 def saved_versions(folder: Path) -> dict[str, str]:
     """Return the versions of the packages that wrote the checkpoint `folder`; empty for one without this file."""
     file = folder / VERSIONS_FILE
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def kinds_of_shards(role: DictConfig) -> set[str]:
-    """Return the kinds of shards (`model`, `optim`, `extra_state`) that each rank of a role writes by its config
-    `checkpoint.save_contents`; none for another strategy than FSDP."""
-    contents = role.checkpoint.save_contents if str(role.strategy).startswith("fsdp") else ()
-    return {kind for content, kind in SHARD_OF_CONTENT.items() if content in contents}
-
-
 def check_shards(folder: Path, workers: int, kinds: Collection[str] = ()) -> None:
-    """Wait until the shards of all ranks are in a role's folder, such as `actor`; raise RunError if any are missing
-    after `SHARDS_SECONDS`.
-
-    Each of the `workers` must write these kinds and those that any has written. Shards for another number of workers
-    belong to an earlier run, which was killed.
-    """
+    """Wait until the shards of all ranks are in a role's folder, such as `actor`; raise RunError after
+    `SHARDS_SECONDS`. Each of the `workers` must write these kinds and those that any has written; shards for another
+    number of workers are of an earlier run, which was killed."""
     end = time.monotonic() + SHARDS_SECONDS
     while missing := missing_shards(folder, workers, kinds):
         if time.monotonic() > end:
-            raise RunError(
-                f"{folder} lacks {', '.join(missing[:4])}{' …' * (len(missing) > 4)}, so that the checkpoint is not "
-                "complete: do all nodes share the folder?"
-            )
+            names = ", ".join(missing[:4]) + " …" * (len(missing) > 4)
+            raise RunError(f"{folder} lacks {names}, so that the checkpoint is incomplete: do all nodes share it?")
         time.sleep(1)
 
 
@@ -143,11 +129,9 @@ def tracked_step(run_dir: str | Path) -> int | None:
 
 
 def repair_tracker(run_dir: str | Path) -> str | None:
-    """Make upstream's tracker file name the last complete checkpoint, and return a text about the change, if any.
-
-    If no checkpoint is marked complete, the tracker stays as it is while the checkpoint that it names exists, as in
-    upstream's own runs, which have no markers; otherwise it is removed, so that the run starts from the beginning.
-    """
+    """Make upstream's tracker file name the last complete checkpoint; return a text about the change, if any. Without a
+    complete one, the tracker stays while the checkpoint that it names exists, as in upstream's own runs, which have no
+    markers; otherwise it is removed, so that the run starts from the beginning."""
     run_dir = Path(run_dir)
     tracked, steps = tracked_step(run_dir), complete_steps(run_dir)
     never_marked = not steps and tracked is not None and (run_dir / f"global_step_{tracked}").exists()

@@ -75,11 +75,9 @@ def _kind(command_line: str, parents_kind: str) -> str:
 
 
 def run_roots() -> dict[int, str]:
-    """Return processes of which all of this run's processes on this node descend, with their kinds.
-
-    It is the launcher if this process descends from it. On a Ray cluster that was started before, it is the actors of
-    this job; Ray's own processes there serve other jobs, too.
-    """
+    """Return processes of which all of this run's processes on this node descend, with their kinds: the launcher if
+    this process descends from it, else the actors of this job, as Ray's own processes in a cluster serve other jobs,
+    too."""
     launcher = int(os.environ.get(LAUNCHER, 0))
     if launcher in (parent.pid for parent in psutil.Process().parents()):
         return {launcher: "other"}
@@ -106,21 +104,19 @@ def measure(kinds: Mapping[psutil.Process, str]) -> dict[str, float]:
     return dict(sizes)
 
 
-class HostMemoryWatch:
-    """The TaskRunner's thread that keeps the peaks of the memory by kind and of the node's share in use."""
+class HostMemoryWatch(threading.Thread):
+    """The TaskRunner's thread that keeps the peaks of the memory by kind and of the node's share in use, until `ended`
+    is set."""
 
     def __init__(self, threshold: float | None = None):
+        super().__init__(name="HostMemoryWatch", daemon=True)
         self.threshold = threshold or float(os.environ.get("RAY_memory_usage_threshold", RAY_THRESHOLD))
         self.peaks: dict[str, float] = {}
         self.used_share = 0.0
         self.warned = False
         self.ended = threading.Event()
 
-    def start(self) -> None:
-        """Start the thread, which looks until `ended` is set."""
-        threading.Thread(target=self._look_until_ended, name="HostMemoryWatch", daemon=True).start()
-
-    def _look_until_ended(self) -> None:
+    def run(self) -> None:
         looks = 0
         while not self.ended.wait(LOOK_SECONDS):
             self.look()

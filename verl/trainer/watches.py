@@ -52,10 +52,8 @@ def give_sign_of_life(run_dir: str | None, name: str, progress_timeout: float | 
 
 
 class PlacementWait:
-    """The wait for what Ray has not placed: `limit` in seconds, and `advice` for the message at its end.
-
-    With `says_so` it prints what is missing: at the second look in a row, then every minute.
-    """
+    """The wait for what Ray has not placed: `limit` in seconds, and `advice` for the message at its end. With `says_so`
+    it prints what is missing: at the second look in a row, then every minute."""
 
     def __init__(self, limit: float, says_so: bool, advice: str):
         self.limit, self.says_so, self.advice = limit, says_so, advice
@@ -142,11 +140,8 @@ def not_placed() -> str | None:
 
 
 def unplaced(groups: Mapping[str, dict], actors: Mapping[str, dict], job: str) -> str | None:
-    """Return a text about the placement groups and actors of a job that have no place; None if all have one.
-
-    `groups` are those of `placement_group_table`, whose ids end with that of their job, and `actors` the job's pending
-    ones in Ray's state; an actor with an address is already placed.
-    """
+    """Return a text about the placement groups (of `placement_group_table`, whose ids end with their job's) and pending
+    actors (those without an address in Ray's state) of a job that have no place; None if all have one."""
     waiting = [group for name, group in sorted(groups.items()) if name.endswith(job) and group["state"] == "PENDING"]
     homeless = (actor for actor in actors.values() if not actor["Address"]["IPAddress"])
     classes = Counter(actor["ActorClassName"].rsplit(".")[-1] for actor in homeless)
@@ -208,11 +203,8 @@ def lost_actors() -> list[str]:
 
 class ProgressWatch(threading.Thread):
     """Thread that ends the run when neither the phase nor the `state` (such as the numbers of finished prompts) has
-    changed for longer than `seconds`; single phases may have a longer limit.
-
-    `describe` says what the current phase waits for, and `report` tells the driver, which ends the run. The driver's
-    own loop blocks while it waits, so that it cannot look.
-    """
+    changed for longer than `seconds`; single phases may have a longer limit. `describe` says what the current phase
+    waits for, and `report` tells the driver, whose own loop blocks meanwhile."""
 
     def __init__(
         self,

@@ -10,10 +10,8 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a path for a new file beside `path`. If the block succeeds, the file replaces `path`; else it is removed.
-
-    A reader of `path` sees the old content or the new, never a part. The folder of `path` is created.
-    """
+    """Yield a path for a new file beside `path`. If the block succeeds, the file replaces `path`; else it is removed. A
+    reader of `path` sees the old content or the new, never a part. The folder of `path` is created."""
     unfinished = _temporary(Path(path))
     try:
         yield unfinished

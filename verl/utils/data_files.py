@@ -25,14 +25,8 @@ class BadRow(ValueError):
 
 
 def read_rows(path: Path, columns: Collection[str] | None = None) -> Iterator[dict]:
-    """Yield the rows of a .jsonl, .jsonl.gz, .json (a list of objects), .parquet or .csv (with a header) file.
-
-    Args:
-        columns: the only columns to read from a .parquet file; None: all.
-
-    Raises:
-        ValueError: the file is missing, damaged or of another type; the message names the file, and the line if known.
-    """
+    """Yield the rows of a .jsonl, .jsonl.gz, .json (a list of objects), .parquet (with these `columns` only) or .csv
+    (with a header) file. A ValueError names a missing, damaged or other file, and the line if known."""
     if not path.is_file():
         raise ValueError(f"{path} does not exist or is no file")
     if path.suffix == ".parquet":
@@ -48,11 +42,8 @@ def read_rows(path: Path, columns: Collection[str] | None = None) -> Iterator[di
 
 
 def read_lines(path: Path) -> Iterator[dict]:
-    """Yield the rows of a file with one JSON object on each line, whatever its suffix; `.gz` is unpacked.
-
-    Raises:
-        ValueError: a line is damaged; names the file and the line.
-    """
+    """Yield the rows of a file with one JSON object on each line, whatever its suffix; `.gz` is unpacked. A ValueError
+    names the file and a damaged line."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):

@@ -28,10 +28,8 @@ def reported_faults() -> list[str]:
 
 
 def cause_of(error: BaseException, characters: int = 500) -> str:
-    """Return `Type: message` of an exception as one line of at most `characters` characters.
-
-    If Ray wraps the exception of a worker, the line is about the original one, and the worker's process follows.
-    """
+    """Return `Type: message` of an exception as one line of at most `characters` characters. If Ray wraps the exception
+    of a worker, the line is about the original one, and the worker's process follows."""
     raised_in = ""
     while isinstance(inner := getattr(error, "cause", None), BaseException):
         # Ray's text has a head for each process through which the exception has passed, the first of them last.

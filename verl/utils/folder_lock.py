@@ -9,10 +9,8 @@ LOCK = ".lock"
 
 
 def hold_folder(folder: Path) -> int:
-    """Create a folder if it is missing, and lock it while the returned descriptor is open, here or in a child.
-
-    A ValueError names the process and host of another run that holds the lock.
-    """
+    """Create a folder if it is missing, and lock it while the returned descriptor is open, here or in a child. A
+    ValueError names the process and host of another run that holds the lock."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:

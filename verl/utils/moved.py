@@ -3,20 +3,20 @@
 Imports of modules that have moved are not translated.
 """
 
-REWARDS = {
-    "countdown": "recipe.tasks.countdown.reward",
-    "deep_research": "recipe.tasks.deep_research.reward",
-    "last_number": "recipe.tasks.word_problems.reward",
-    "math_equivalence": "recipe.tasks.mathematics.reward",
-    "walk": "recipe.tasks.walk.reward",
-}
-TOOLS = {"search_tool": "search.tool", "mcp_tool": "mcp.tool", "python_tool": "python.tool"}
 # former module -> module
-MOVED = {f"verl.utils.reward_score.{old}": new for old, new in REWARDS.items()}
-MOVED |= {f"verl.workers.rollout.tools.{old}": f"verl.workers.rollout.tools.{new}" for old, new in TOOLS.items()}
-MOVED["recipe.common.tasks.walk"] = "recipe.tasks.walk.data"
-# the search in the scripts of arXiv 2507.19849
-MOVED["verl.workers.agent.tools.search_tool"] = MOVED["verl.workers.rollout.tools.search_tool"]
+MOVED = {
+    "verl.utils.reward_score.countdown": "recipe.tasks.countdown.reward",
+    "verl.utils.reward_score.deep_research": "recipe.tasks.deep_research.reward",
+    "verl.utils.reward_score.last_number": "recipe.tasks.word_problems.reward",
+    "verl.utils.reward_score.math_equivalence": "recipe.tasks.mathematics.reward",
+    "verl.utils.reward_score.walk": "recipe.tasks.walk.reward",
+    "verl.workers.rollout.tools.search_tool": "verl.workers.rollout.tools.search.tool",
+    "verl.workers.rollout.tools.mcp_tool": "verl.workers.rollout.tools.mcp.tool",
+    "verl.workers.rollout.tools.python_tool": "verl.workers.rollout.tools.python.tool",
+    # the search in the scripts of arXiv 2507.19849
+    "verl.workers.agent.tools.search_tool": "verl.workers.rollout.tools.search.tool",
+    "recipe.common.tasks.walk": "recipe.tasks.walk.data",
+}
 
 
 def present_name(name: str) -> str:

@@ -42,17 +42,12 @@ T = TypeVar("T")
 
 
 class Compares(Enum):
-    """The things that an advantage estimator compares a trajectory with.
+    """The things that an advantage estimator compares a trajectory with."""
 
-    GROUP: the other trajectories of its prompt. Equal outcomes, or a lone trajectory, give advantage 0.
-    GROUP_THEN_MORE: as GROUP, but a later step (whitening over the batch, several rewards, rewards of single tokens)
-        may give equal outcomes an advantage.
-    NODES: nodes of the prompt's tree; the estimator itself gives 0 where there is nothing to compare.
-    """
-
-    GROUP = "group"
+    GROUP = "group"  # its prompt's other trajectories: equal outcomes, or a lone trajectory, give advantage 0
+    # as GROUP, but a later step, such as whitening over the batch, may give equal outcomes an advantage
     GROUP_THEN_MORE = "group then more"
-    NODES = "nodes"
+    NODES = "nodes"  # nodes of the prompt's tree; the estimator itself gives 0 where there is nothing to compare
 
     @property
     def by_group(self) -> bool:
@@ -113,10 +108,8 @@ class Tree(Part):
     rollout_modes: tuple[str, ...] = ()
 
     def read(self, config: DictConfig) -> Any:
-        """Return the checked settings from a run's config, an instance of `keys`; None for a tree without settings.
-
-        A ValueError names a key with a wrong type or range, or a `rollout.n` that is not what the policy grows.
-        """
+        """Return the checked settings from a run's config, an instance of `keys`; None for a tree without settings. A
+        ValueError names a key with a wrong type or range, or a `rollout.n` that is not what the policy grows."""
         if self.keys is None:
             return None
         values = OmegaConf.select(config, self.section) or {}
@@ -310,10 +303,8 @@ def _load(kind: str) -> None:
 
 @cache
 def recipe_modules(kind: str) -> tuple[str, ...]:
-    """Return the names of all modules of a kind below `recipe/`.
-
-    An ImportError says that the `recipe` that Python imports is another project's, such as a checkout of verl's own.
-    """
+    """Return the names of all modules of a kind below `recipe/`. An ImportError says that the `recipe` that Python
+    imports is another project's, such as a checkout of verl's own."""
     recipe, own = importlib.import_module("recipe"), Path(__file__).resolve().parents[2] / "recipe"
     imported = [Path(folder).resolve() for folder in recipe.__path__]
     if imported[0] != own:

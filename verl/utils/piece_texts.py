@@ -8,8 +8,7 @@ def piece_texts(decode: Callable[[Sequence[int]], str], pieces: Sequence[Sequenc
     byte tokens spell no valid UTF-8 may the number of U+FFFD differ.)
 
     A character of several tokens, such as an emoji, belongs to the piece with its last token. A piece keeps the blank
-    before its first word, which SentencePiece leaves out at the start of a text. Only one piece is decoded again for
-    the next one, so that the time is linear in the tokens.
+    before its first word, which SentencePiece leaves out at the start of a text. The time is linear in the tokens.
     """
     texts: list[str] = []
     window: list[int] = []  # the last piece that ended with a whole character, and all after it

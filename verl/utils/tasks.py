@@ -21,21 +21,15 @@ from verl.utils.parts import Part, add_part
 
 @dataclass(frozen=True, kw_only=True)
 class Task(Part):
-    """A registered task, whose config values are in a file.
+    """A registered task, whose config values are in a file; its name is also the rows' `data_source` by which
+    scripts/explore.sh finds it."""
 
-    Args:
-        name: the choice, as in `task=walk`; also the rows' `data_source` by which scripts/explore.sh finds it.
-        file: YAML file with the config of the choice; it may have a defaults list. Its folder is the task's.
-        script: run script and overrides with which recipe/common/run_compare.sh trains a method that names no script;
-            empty for a task with a `small.sh`, which has the script of all such tasks.
-        suffix: end of the names of the methods in recipe/common/compare_runs.py that are for this task alone.
-        cpu_lengths: `data.max_prompt_length` and `data.max_response_length` of scripts/explore.sh on a CPU; None for
-            those of `hardware=cpu`.
-    """
-
-    file: Path
+    file: Path  # YAML file with the config of the choice; its folder is the task's
+    # run script and overrides with which recipe/common/run_compare.sh trains a method that names no script; empty for a
+    # task with a `small.sh`, which has the script of all such tasks
     script: tuple[str, ...] = ()
-    suffix: str = ""
+    suffix: str = ""  # end of the names of the methods in recipe/common/compare_runs.py that are for this task alone
+    # lengths of prompts and responses in scripts/explore.sh on a CPU; None for those of `hardware=cpu`
     cpu_lengths: tuple[int, int] | None = None
 
     @property
@@ -51,12 +45,8 @@ class Task(Part):
 def register_task(
     name: str, about: str, *, file: str = "task.yaml", tree_file: str | None = None, **options: Any
 ) -> Task:
-    """Register a task as `task=<name>`; call it in the task's folder.
-
-    Args:
-        name, about, options: see `Task` and `Part`.
-        file: name of the YAML file in the caller's folder.
-        tree_file: YAML file there with keys of trees that change with this task, the choice `tree_of_task=<name>`.
+    """Register a task as `task=<name>`; call it in the task's folder, which holds its YAML `file`, and a `tree_file`
+    with keys of trees that change with this task (the choice `tree_of_task=<name>`). `options`: see `Task` and `Part`.
     """
     folder = Path(inspect.currentframe().f_back.f_code.co_filename).parent  # type: ignore[union-attr]
     if tree_file is not None:

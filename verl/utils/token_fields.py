@@ -18,13 +18,8 @@ FIELDS: dict[str, "TokenField"] = {}
 
 
 class ContextValue(Generic[T]):
-    """A value for a function whose signature verl fixes: `with SETTINGS.bound(value): ...`.
-
-    Args:
-        name: the value's name.
-        needed_by: the function that needs the value, in words for users.
-        what: the value, in words for users.
-    """
+    """A value for a function whose signature verl fixes: `with SETTINGS.bound(value): ...`. `needed_by` and `what` are
+    the function and the value in the words of an error for users."""
 
     def __init__(self, name: str, needed_by: str, what: str):
         self.name, self.needed_by, self.what = name, needed_by, what
@@ -48,14 +43,9 @@ class ContextValue(Generic[T]):
         return None if (held := self._held.get()) is None else held[0]
 
     def once(self, name: str, inputs: tuple, compute: Callable[[], Any]) -> Any:
-        """Return `compute()`; a later call with equal name and inputs in the same `bound` returns the same result.
-
-        This lets an estimator and the trainer's metrics share results that both need.
-
-        Args:
-            name: name of the result.
-            inputs: everything that the result depends on, except the bound value: tensors, arrays or plain objects.
-        """
+        """Return `compute()`; a later call with equal name and inputs in the same `bound` returns the same result. So
+        an estimator and the trainer's metrics share results. `inputs` are everything that the result depends on, except
+        the bound value: tensors, arrays or plain objects."""
         memo = self._value_and_memo()[1]
         if name not in memo or not all(map(_equal, memo[name][0], inputs)):
             memo[name] = (inputs, compute())
@@ -78,8 +68,8 @@ class TokenField(ContextValue[torch.Tensor]):
 
     Args:
         unsent: value of tokens for which the rollout sends none; None for a field that the trainer computes.
-        compute: (old policy's entropies (B, T) in nats, mask (B, T) of the tokens that count) -> the field (B, T) and
-            metrics. None: the rollout sends the field, or a trainer component computes it.
+        compute: (old policy's entropies (B, T) in nats, mask (B, T)) -> the field (B, T) and metrics. None: the rollout
+            sends the field, or a trainer component computes it.
         on_demand: whether a sent field is bound only for a credit with the field in `needs`; other runs do not copy it.
     """
 
@@ -97,10 +87,8 @@ class TokenField(ContextValue[torch.Tensor]):
 
 
 class RewardField(ContextValue[torch.Tensor]):
-    """A (B,) float64 tensor: the number that the reward function returns under `name` beside a row's score.
-
-    It is 0 for a row without an answer, and NaN for a padding row and where the reward function returned no number.
-    """
+    """A (B,) float64 tensor: the number that the reward function returns under `name` beside a row's score. It is 0 for
+    a row without an answer, and NaN for a padding row and where the reward function returned no number."""
 
     def __init__(self, name: str, needed_by: str):
         super().__init__(name, needed_by, f"each row's {name} of the reward function")

@@ -18,10 +18,8 @@ class UserCodeExit(RuntimeError):
 
 
 async def guarded(call: Awaitable[T], name: str) -> T:
-    """Await user code and return its result; an exception that is no `Exception` becomes UserCodeExit with `name`.
-
-    This guards the caller's task; `guard_tasks` guards those that it makes.
-    """
+    """Await user code and return its result; an exception that is no `Exception` becomes UserCodeExit with `name`. This
+    guards the caller's task; `guard_tasks` guards those that it makes."""
     try:
         return await call
     except (Exception, asyncio.CancelledError):

@@ -14,8 +14,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from verl.trainer.ppo.core_algos import agg_loss, kl_penalty
 
-from verl.trainer.ppo.loss.entropy_clips import ENTROPY_RANK, EntropyClipKeys, clip_ranges
-from verl.trainer.ppo.loss.token_losses import dual_clip, token_means
+from verl.trainer.ppo.loss.token_losses import ENTROPY_RANK, EntropyClipKeys, clip_ranges, dual_clip, token_means
 from verl.utils.parts import register_loss
 from verl.utils.token_fields import REFERENCE_LOG_PROB
 from verl.workers.config.keys import ACTOR, STRICT

@@ -16,8 +16,7 @@ so that the logged loss has one scale (published: another one above c, with the 
 import torch
 from verl.trainer.ppo.core_algos import agg_loss
 
-from verl.trainer.ppo.loss.entropy_clips import ENTROPY_RANK, EntropyClipKeys, clip_ranges
-from verl.trainer.ppo.loss.token_losses import token_means
+from verl.trainer.ppo.loss.token_losses import ENTROPY_RANK, EntropyClipKeys, clip_ranges, token_means
 from verl.utils.parts import register_loss
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ from recipe.common.tiny_model import write_tiny_model
 from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from tests.configs import composed
 from tests.forked import CPU, run_two_at_a_time, with_forks
+from tests.tables import table
 from tests.trainer.checks.refused import ROWS
 from tests.workers.rollout.tools.mcp import mcp_library
 from verl.trainer.checks.parts import check_environment, check_parts, check_typed_sections
-from verl.trainer.checks.preflight import check_model_path, check_overlong_buffer
+from verl.trainer.checks.preflight import check_model_path
 from verl.trainer.checks.resources.cluster import check_own_machine, check_ray_resources, needed_ray_cpus
 from verl.trainer.checks.run_dir import check_resume_path, check_same_method, prepare_run_dir
 from verl.trainer.checks.settle import settle
@@ -89,36 +91,18 @@ def test_ray_cpus_are_counted(monkeypatch):
         check_ray_resources(resources(None, workers=1, units=3))
 
 
-def test_an_overlong_buffer_as_long_as_the_budget_is_refused():
-    config = OmegaConf.create(
-        {
-            "data": {"max_response_length": 4096},
-            "reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True, "len": 4096}}},
-        }
-    )
-    with pytest.raises(ValueError, match="overlong_buffer_cfg.len=4096 must be below"):
-        check_overlong_buffer(config)
-    config.reward.reward_kwargs.overlong_buffer_cfg.len = 1024
-    check_overlong_buffer(config)
-    config.reward.reward_kwargs.overlong_buffer_cfg = {"enable": False, "len": 4096}
-    check_overlong_buffer(config)
-    check_overlong_buffer(OmegaConf.create({"data": {"max_response_length": 8}}))
-
-
-def test_a_checkpoint_to_resume_from_is_looked_for(tmp_path):
+def test_the_checkpoint_to_resume_from_must_exist_under_its_name(tmp_path):
     (tmp_path / "global_step_20/actor").mkdir(parents=True)
     config = OmegaConf.create({"trainer": {"resume_mode": "resume_path", "resume_from_path": None}})
-    for path, exists in ((f"{tmp_path}/global_step_20", True), (f"{tmp_path}/global_step_30", False), (None, False)):
+    for path in (f"{tmp_path}/global_step_30", None):
         config.trainer.resume_from_path = path
-        if exists:
+        with pytest.raises(ValueError, match=f"trainer.resume_from_path={path} holds no checkpoint"):
             check_resume_path(config)
-        else:
-            with pytest.raises(ValueError, match=f"trainer.resume_from_path={path} holds no checkpoint"):
-                check_resume_path(config)
+    config.trainer.resume_from_path = f"{tmp_path}/global_step_20"
+    check_resume_path(config)
     config.trainer.resume_from_path = (tmp_path / "global_step_20").rename(tmp_path / "kept").as_posix()
     with pytest.raises(ValueError, match="kept must end in global_step_N"):
         check_resume_path(config)
-    check_resume_path(OmegaConf.create({"trainer": {"resume_mode": "auto"}}))
 
 
 def test_another_method_does_not_go_on_with_the_checkpoints_of_a_folder(tmp_path):
@@ -183,19 +167,7 @@ def settled(model: Path, *overrides: str):
     return config.actor_rollout_ref.rollout
 
 
-@pytest.mark.parametrize(
-    ("tree", "name", "mode", "expected"),
-    [
-        ("latr", None, None, ("latr", "none")),
-        (None, "kt", None, ("latr", "none")),
-        ("latr", "kt", None, ("latr", "none")),
-        (None, "over_generation", None, ("over_generation", "none")),
-        (None, "hato", None, ("hato", "none")),
-        (None, None, "sync_with_tool", ("arpo", "tools")),
-        ("hato", "hato", "sync_with_tool", ("hato", "tools")),
-        ("plain", None, "sync_with_tool", ("plain", "tools")),
-    ],
-)
+@pytest.mark.parametrize(("tree", "name", "mode", "expected"), table(__file__, "authors' names"))
 def test_the_authors_names_become_parts_on_vllm(inputs, tree, name, mode, expected):
     """As upstream's actors and servers see the config."""
     tools = ["environment=tools", f"{ROLLOUT}.environment=null"] if expected[1] == "tools" else []
@@ -238,28 +210,25 @@ def test_more_nodes_or_gpus_than_there_are_without_a_cluster(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
 
-    def grpo(profile, **values):
-        return composed(
-            "grpo_trainer", f"hardware={profile}", *(f"trainer.{key}={value}" for key, value in values.items())
-        )
+    def check(profile: str, nodes: int, gpus: int, message: str = "") -> None:
+        sizes = (f"trainer.nnodes={nodes}", f"trainer.n_gpus_per_node={gpus}")
+        config = composed("grpo_trainer", f"hardware={profile}", *sizes)
+        with pytest.raises(ValueError, match=message) if message else nullcontext():
+            check_own_machine(config)
 
-    check_own_machine(grpo("gpu", nnodes=1, n_gpus_per_node=2))
-    check_own_machine(grpo("cpu", nnodes=1, n_gpus_per_node=3))  # which are logical
-    with pytest.raises(ValueError, match="trainer.n_gpus_per_node=8, and torch sees 2 GPUs here"):
-        check_own_machine(grpo("gpu", nnodes=1, n_gpus_per_node=8))
-    with pytest.raises(ValueError, match="trainer.nnodes=4: no Ray cluster is named"):
-        check_own_machine(grpo("gpu", nnodes=4, n_gpus_per_node=2))
+    check("gpu", 1, 2)
+    check("cpu", 1, 3)  # which are logical
+    check("gpu", 1, 8, "trainer.n_gpus_per_node=8, and torch sees 2 GPUs here")
+    check("gpu", 4, 2, "trainer.nnodes=4: no Ray cluster is named")
     monkeypatch.setenv("CC", "/a/compiler")
     monkeypatch.setattr("sysconfig.get_path", lambda name: "/nowhere")
-    with pytest.raises(ValueError, match="/nowhere/Python.h does not exist: apt-get install python3-dev"):
-        check_own_machine(grpo("gpu", nnodes=1, n_gpus_per_node=2))
+    check("gpu", 1, 2, "/nowhere/Python.h does not exist: apt-get install python3-dev")
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(ValueError, match="Triton needs a C compiler"):
-        check_own_machine(grpo("gpu", nnodes=1, n_gpus_per_node=2))
-    check_own_machine(grpo("cpu", nnodes=1, n_gpus_per_node=2))
+    check("gpu", 1, 2, "Triton needs a C compiler")
+    check("cpu", 1, 2)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    check_own_machine(grpo("gpu", nnodes=4, n_gpus_per_node=8))
+    check("gpu", 4, 8)
 
 
 READ = """

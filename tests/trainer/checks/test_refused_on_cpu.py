@@ -11,8 +11,9 @@ from tests.configs import composed
 from tests.trainer.checks.refused import ROWS
 from verl.trainer.checks.model.lora import check_lora, settle_lora
 from verl.trainer.checks.parts import check_parts, check_typed_sections
-from verl.trainer.checks.preflight import check_micro_batches_and_servers
+from verl.trainer.checks.preflight import check_engines, check_micro_batches_and_servers, check_overlong_buffer
 from verl.trainer.checks.prompts import load_tokenizer
+from verl.trainer.checks.rows import check_prompt_lengths
 from verl.trainer.checks.settle import settle
 from verl.trainer.checks.trackers import check_trackers
 from verl.trainer.checks.values import check_registered, check_root_keys
@@ -38,6 +39,11 @@ def check(kind: str, config, model) -> None:
         check_root_keys(config)
         settle(config)
         for each in (check_typed_sections, check_registered, check_micro_batches_and_servers):
+            each(config)
+    elif kind == "settings":
+        config.actor_rollout_ref.model.path = str(model)
+        settle(config)
+        for each in (check_engines, check_prompt_lengths, check_overlong_buffer):
             each(config)
     elif kind == "chat":
         config.actor_rollout_ref.model.path = str(model)

@@ -8,10 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests import configs
-from verl.trainer.checks.parts import check_parts, check_typed_sections
+from verl.trainer.checks.parts import check_parts, check_transport, check_typed_sections
 from verl.trainer.checks.resources.cluster import check_ray_resources, needed_ray_cpus
 from verl.trainer.checks.run_plan import describe_plan, describe_schedule
-from verl.trainer.checks.schedule import check_transport
 from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.workers.config.schedule import EXPLORE_TRAINERS, rollout_workers, schedule_of, settle_schedule
 

@@ -4,6 +4,7 @@ wandb is offline, and MLflow writes into a folder. Its package is no dependency 
 """
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,14 @@ from tests.configs import composed
 from tests.packages import unpacked
 from tests.trackers import wandb_history
 from tests.trainer.ppo.toy_step import MemoryQueue, trainer_of
-from verl.trainer.ppo.group_table import COLUMNS, GroupTableKeys, shortened
-from verl.trainer.ppo.tree_picture import tree_picture
+from verl.trainer.ppo.group_table import (
+    COLUMNS,
+    GroupTableKeys,
+    mean_rewards,
+    segment_heights,
+    shortened,
+    tree_picture,
+)
 from verl.workers.config.keys import read_keys
 
 MLFLOW = ("mlflow-skinny==3.17.2", "sqlparse==0.6.1", "databricks-sdk==0.162.0")
@@ -217,16 +224,13 @@ def test_mlflow_goes_on_in_one_run_with_a_changed_key(tmp_path, caplog):
     assert no_secrets(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "abc", "abcd", "abcdefg", "abcdefgh"])
-@pytest.mark.parametrize("characters", [2, 3, 4, 7])
-def test_a_shortened_text_keeps_its_first_and_last_characters(text, characters):
-    short = shortened(text, characters)
-    if len(text) <= characters:
-        assert short == text
-        return
-    first, number, last = short.replace(" […", "|").replace(" characters…] ", "|").split("|")
-    assert text.startswith(first) and text.endswith(last) and len(first) + len(last) == characters
-    assert int(number) == len(text) - characters and 0 <= len(last) - len(first) <= 1
+def test_a_shortened_text_keeps_its_first_and_last_characters():
+    assert [shortened(text, 4) for text in ("", "abcd")] == ["", "abcd"]
+    assert [shortened("abcdefgh", n) for n in (2, 3, 7)] == [
+        "a […6 characters…] h",
+        "a […5 characters…] gh",
+        "abc […1 characters…] efgh",
+    ]
 
 
 def test_no_prompt_is_shown_if_the_table_has_none_or_no_tracker_shows_it(tmp_path, monkeypatch):
@@ -244,3 +248,59 @@ def test_no_prompt_is_shown_if_the_table_has_none_or_no_tracker_shows_it(tmp_pat
 def test_the_configs_values_are_the_defaults():
     keys = read_keys(GroupTableKeys, composed("explore").trainer.group_table, "trainer.group_table")
     assert keys == GroupTableKeys()
+
+
+# ---- the picture of a tree ----
+
+BLUE, ORANGE, GRAY = (115, 178, 217), (235, 128, 97), (186, 191, 199)
+
+
+def tree(parents: list[int | None], leaves: list[int], rewards: list[float | None], tokens: int = 5) -> dict:
+    return {
+        "segments": [{"parent": parent, "token_ids": [0] * tokens} for parent in parents],
+        "leaves": leaves,
+        "rewards": rewards,
+    }
+
+
+def test_ends_of_branches_are_lines_in_order_and_others_lie_between():
+    # 0 has the children 1 and 2, 1 has 3 and 5; 4 follows the prompt as 0 does
+    assert segment_heights([None, 0, 0, 1, None, 1]) == [1.25, 0.5, 2, 0, 3, 1]
+    assert segment_heights([]) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_mean_rewards_are_those_of_the_trajectories_through_a_segment(seed):
+    rng = random.Random(seed)
+    parents = [rng.choice([None, *range(i)]) for i in range(30)]
+    leaves = [rng.randrange(30) for _ in range(12)]
+    rewards = [rng.choice([None, rng.random()]) for _ in leaves]
+    through: dict[int, list[float]] = {segment: [] for segment in range(30)}
+    for leaf, reward in zip(leaves, rewards, strict=True):
+        at: int | None = leaf
+        while at is not None:
+            through[at] += [] if reward is None else [reward]
+            at = parents[at]
+    expected = [pytest.approx(np.mean(own)) if own else None for own in through.values()]
+    assert mean_rewards(parents, leaves, rewards) == expected
+
+
+def has_color(picture: np.ndarray, color: tuple[int, int, int]) -> bool:
+    plot = picture[:, :690, :3].astype(int)  # without the scale of colors at the right
+    return bool((abs(plot - color).max(axis=2) <= 1).any())
+
+
+@pytest.mark.parametrize(
+    ("rewards", "colors"),
+    [([1.0, 1.0], {BLUE}), ([0.0, 1.0], {ORANGE, BLUE}), ([None, 0.0], {ORANGE, GRAY})],
+)
+def test_colors_say_the_reward(rewards, colors):
+    picture = tree_picture(tree([None, None], [0, 1], rewards))
+    assert {color for color in (BLUE, ORANGE, GRAY) if has_color(picture, color)} == colors
+
+
+def test_the_pictures_size_does_not_depend_on_the_tree():
+    large = tree([None, *((i - 1) // 2 for i in range(1, 4000))], list(range(2000, 4000)), [3.0] * 2000)
+    one_token = tree([None], [0], [0.5], tokens=1)
+    sizes = {tree_picture(each).shape for each in (large, one_token, tree([None], [0], [0.0], 0), tree([], [], []))}
+    assert sizes == {(350, 800, 4)}

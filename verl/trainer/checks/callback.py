@@ -41,10 +41,8 @@ STARTS: tuple[Callable[[DictConfig], None], ...] = (
 
 class Preflight(Callback):
     """Callback that settles and checks the config, activates the CPU platform if the config asks for it, prepares the
-    run's folder, and starts the driver's watch.
-
-    With DRY_RUN=1 it prints the run's plan after the checks, and ends the command.
-    """
+    run's folder, and starts the driver's watch. With DRY_RUN=1 it prints the run's plan after the checks, and ends the
+    command."""
 
     def on_run_start(self, config: DictConfig, **kwargs) -> None:
         warnings.filterwarnings("ignore", message=r"\w+ engine is not available")  # upstream's, of each one missing

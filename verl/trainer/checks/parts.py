@@ -1,5 +1,7 @@
-"""Checks that the parts of a run fit together, and that each finds its own keys."""
+"""Checks that each part of a run finds its own keys, and that the parts fit each other and the run's schedule."""
 
+import importlib.util
+import math
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
@@ -8,11 +10,18 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.checks.rows import data_files, rows_of
-from verl.trainer.checks.schedule import check_schedule
 from verl.utils.parts import computed_fields, credit_of, parts, tree_part
 from verl.workers.config.explore import parts_of
 from verl.workers.config.keys import ACTOR, ROLLOUT, no_such_key
-from verl.workers.config.schedule import EXPLORE_TRAINERS
+from verl.workers.config.schedule import (
+    ASYNCHRONOUS,
+    CPU_BACKEND,
+    ENGINE,
+    EXPLORE_TRAINERS,
+    gpus_of_server,
+    rollout_workers,
+    schedule_of,
+)
 
 TYPED_SECTIONS = (ACTOR, ROLLOUT, "algorithm")
 
@@ -51,8 +60,7 @@ def _check_contexts(config: DictConfig) -> None:
         if not keys.get("replay") and chosen.tree != "plain":
             raise ValueError(
                 f"tree={chosen.tree} with environment.replay=false: a branch is a second run of the agent, and of its "
-                "own tools, that gets the recorded answers; set environment.replay=true if they may run again, or "
-                "choose tree=plain"
+                "tools: set environment.replay=true if they may run again, or choose tree=plain"
             )
     if chosen.environment == "none":
         raise ValueError(f"{key}: expected an environment that answers, such as environment=chat")
@@ -111,10 +119,7 @@ def check_distillation(config: DictConfig) -> None:
         return
     loss = parts("loss").get(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     if loss and loss.fields(config.actor_rollout_ref.actor):
-        raise ValueError(
-            f"distillation.enabled=true: the loss {loss.name} would take the place of the distillation's; take one of "
-            "them"
-        )
+        raise ValueError(f"distillation.enabled=true: the loss {loss.name} would take the place of the distillation's")
 
 
 def check_computed_fields(config: DictConfig) -> None:
@@ -128,10 +133,7 @@ def check_computed_fields(config: DictConfig) -> None:
                 f"{EXPLORE_TRAINERS[0]}"
             )
         if need.compute is None and need not in computed:
-            raise ValueError(
-                f"{key} reads {need.name}, and nothing computes it: give the TokenField `compute`, or a component "
-                "`computes`"
-            )
+            raise ValueError(f"{key} reads {need.name}, and no component or `compute` of the TokenField computes it")
 
 
 def check_environment(config: DictConfig) -> None:
@@ -142,3 +144,107 @@ def check_environment(config: DictConfig) -> None:
     if has_rows and (files := data_files(config, "train_files")[0]):
         row = next(rows_of(files[0], batch_size=1))
     try_environment(config, row)
+
+
+# ---- the schedule ----
+
+
+def check_schedule(config: DictConfig) -> None:
+    """Check that the run's parts and settings fit its schedule and each other."""
+    bypass = "algorithm.rollout_correction.bypass_mode"
+    if OmegaConf.select(config, bypass) and (needs := computed_fields(config)):
+        key = next(iter(needs.values()))
+        raise ValueError(f"{bypass}=true skips the pass that computes the entropies, which {key} needs")
+    _check_correction(config)
+    schedule = schedule_of(config)
+    if schedule in ASYNCHRONOUS:
+        _check_asynchronous(config, schedule)
+    if schedule == "separate_async":
+        _check_separate(config)
+
+
+def check_whole_servers(key: str, gpus: int, rollout: DictConfig) -> None:
+    """Check that a number of GPUs makes whole servers."""
+    if gpus % (replica := gpus_of_server(rollout)):
+        raise ValueError(
+            f"{key} = {gpus}: expected a multiple of the {replica} GPUs of a server "
+            "(tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size)"
+        )
+
+
+def check_transport(config: DictConfig, cuda_is_here: bool) -> None:
+    """Check that cupy is installed if separate servers get their weights by the backend `nccl`, which needs it."""
+    nccl = rollout_workers(config) and config.actor_rollout_ref.rollout.checkpoint_engine.backend == "nccl"
+    if nccl and cuda_is_here and importlib.util.find_spec("cupy") is None:
+        raise ValueError(
+            f"{ENGINE}.backend=nccl with schedule=separate_async, and the package cupy is not installed, with which "
+            "upstream sends weights: pip install cupy-cuda13x==14.0.1, or that of your CUDA; or choose another backend"
+        )
+
+
+def _check_correction(config: DictConfig) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    tree = parts_of(rollout).tree
+    for name in ("rollout_is", "rollout_rs", "bypass_mode"):
+        key = f"algorithm.rollout_correction.{name}"
+        if not (value := OmegaConf.select(config, key)):
+            continue
+        if name != "bypass_mode" and tree is None and not rollout.calculate_log_probs:  # trees' rows always have them
+            raise ValueError(
+                f"{key}={value} needs actor_rollout_ref.rollout.calculate_log_probs=true: without the rollout's "
+                "probabilities upstream corrects nothing and does not say so"
+            )
+        truncated = {"top_p": (1, rollout.top_p != 1), "top_k": (-1, rollout.top_k > 0)}
+        for sampling, (whole, is_truncated) in truncated.items():
+            if is_truncated and rollout.get("logprobs_mode", "processed_logprobs") == "processed_logprobs":
+                raise ValueError(
+                    f"{key}={value} with actor_rollout_ref.rollout.{sampling}={rollout[sampling]}: probabilities of a "
+                    f"truncated distribution would be compared with the whole one's: set {sampling} to {whole}"
+                )
+
+
+def _check_asynchronous(config: DictConfig, schedule: str) -> None:
+    _check_bounds(config, schedule)
+    if (seconds := OmegaConf.select(config, "actor_rollout_ref.rollout.group_timeout")) is not None:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.group_timeout={seconds} with schedule={schedule}: a prompt also waits while "
+            "the policy is updated: set it to null; trainer.progress_timeout ends a run that hangs"
+        )
+    if not config.actor_rollout_ref.get("hybrid_engine", True):
+        raise ValueError(
+            f"actor_rollout_ref.hybrid_engine=false with schedule={schedule}: the trainer's GPUs hold servers, too, "
+            "and verl 0.9.1 does not read the key, or fails when it logs it: set it to true"
+        )
+    filters = OmegaConf.select(config, "algorithm.filter_groups")
+    if filters and filters.get("enable") and (bound := filters.get("max_num_gen_batches")):
+        raise ValueError(
+            f"algorithm.filter_groups.max_num_gen_batches={bound} with schedule={schedule}: prompts of later batches "
+            "replace dropped groups, so that nobody can count a batch's own: set it to 0, or choose schedule=sync"
+        )
+
+
+def _check_bounds(config: DictConfig, schedule: str) -> None:
+    """Check that prompts do not get too old while they wait; upstream's buffer checks the bounds themselves."""
+    sampler, ahead = config.trainer.v1.sampler, config.trainer.v1[schedule].num_warmup_batches
+    bound, strategy = sampler.max_off_policy_threshold, sampler.max_off_policy_strategy
+    if type(ahead) not in (int, float) or ahead < 0:
+        raise ValueError(f"trainer.v1.{schedule}.num_warmup_batches={ahead}: expected a number from 0")
+    if OmegaConf.select(sampler, "custom_sampler.path"):  # a user's sampler may use the bound in its own way
+        return
+    if bound and strategy == "drop" and math.ceil(ahead) >= bound:
+        raise ValueError(
+            f"trainer.v1.{schedule}.num_warmup_batches={ahead} with trainer.v1.sampler.max_off_policy_threshold="
+            f"{bound}: prompts would be dropped as too old: choose fewer batches ahead, or a greater threshold"
+        )
+
+
+def _check_separate(config: DictConfig) -> None:
+    """Check what upstream's trainer does not assert at its start."""
+    rollout = config.actor_rollout_ref.rollout
+    check_whole_servers("actor_rollout_ref.rollout.nnodes x n_gpus_per_node", rollout_workers(config), rollout)
+    backend = rollout.checkpoint_engine.backend
+    if (backend == CPU_BACKEND) != (config.trainer.device == "cpu"):
+        raise ValueError(
+            f"{ENGINE}.backend={backend} with schedule=separate_async and trainer.device={config.trainer.device}: "
+            f"expected {CPU_BACKEND} on CPUs, nccl or another of upstream's on GPUs, null for the usual one"
+        )

@@ -17,7 +17,7 @@ from verl.trainer.checks.model.settings import (
     check_prefix_tree,
     model_json,
 )
-from verl.trainer.checks.parts import check_parts, check_typed_sections
+from verl.trainer.checks.parts import check_parts, check_transport, check_typed_sections, check_whole_servers
 from verl.trainer.checks.prompts import check_prompts
 from verl.trainer.checks.resources.cluster import config_asks_for_cpu
 from verl.trainer.checks.resources.disk import check_disk
@@ -29,10 +29,9 @@ from verl.trainer.checks.rows import (
     data_files,
 )
 from verl.trainer.checks.run_dir import check_resume_path, check_resumed_step, check_same_method
-from verl.trainer.checks.schedule import check_transport
 from verl.trainer.checks.trackers import check_trackers
 from verl.trainer.checks.values import check_registered
-from verl.workers.config.schedule import gpus_of_server, rollout_workers
+from verl.workers.config.schedule import rollout_workers
 from verl_patches.plugin import activate_cpu
 
 
@@ -58,10 +57,8 @@ def check_model(config: DictConfig) -> None:
 
 
 def check_model_path(key: str, path: str) -> None:
-    """Check that a local folder holds a config.json, and that another path looks like a name on the hub.
-
-    With HF_HUB_OFFLINE such a model must be in the hub's cache; otherwise the download checks the name.
-    """
+    """Check that a local folder holds a config.json, and that another path looks like a name on the hub. With
+    HF_HUB_OFFLINE such a model must be in the hub's cache; otherwise the download checks the name."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").exists():
@@ -96,10 +93,7 @@ def check_files(config: DictConfig) -> None:
 
 def check_batch_sizes(config: DictConfig) -> None:
     """Check that a batch divides into mini-batches, and that the training files hold a batch of rows: upstream drops an
-    incomplete last batch without a message.
-
-    Rows are counted before the filter of long prompts.
-    """
+    incomplete last batch without a message. Rows are counted before the filter of long prompts."""
     batch, key = config.data.train_batch_size, "actor_rollout_ref.actor.ppo_mini_batch_size"
     if batch % (mini_batch := OmegaConf.select(config, key)):
         raise ValueError(f"data.train_batch_size={batch}: expected a multiple of {key}={mini_batch}")
@@ -127,12 +121,8 @@ def check_micro_batches_and_servers(config: DictConfig) -> None:
                 f"{longest} tokens in all (data.max_prompt_length + data.max_response_length)"
             )
     gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    replica = gpus_of_server(rollout)
-    if not rollout_workers(config) and gpus % replica:
-        raise ValueError(
-            f"trainer.nnodes x trainer.n_gpus_per_node = {gpus}: expected a multiple of the {replica} GPUs of a server "
-            "(tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size)"
-        )
+    if not rollout_workers(config):
+        check_whole_servers("trainer.nnodes x trainer.n_gpus_per_node", gpus, rollout)
     if (rollout.max_num_batched_tokens or rollout.max_num_seqs) < rollout.max_num_seqs:
         key, value = "actor_rollout_ref.rollout.max_num_batched_tokens", rollout.max_num_batched_tokens
         raise ValueError(f"{key}={value}: vLLM expects at least max_num_seqs={rollout.max_num_seqs}")

@@ -24,9 +24,7 @@ Messages = Sequence[Mapping]
 
 def check_prompts(config: DictConfig) -> None:
     """Check one row of each file by the chat template, and that a batch of rows fits into `data.max_prompt_length`.
-
-    With descriptions of tools, which the filter of long prompts does not count, all rows must fit.
-    """
+    With descriptions of tools, which the filter of long prompts does not count, all rows must fit."""
     if (tokenizer := load_tokenizer(config)) is None:
         return
     environment = _described_by(config, tokenizer)
@@ -77,9 +75,8 @@ def _check_descriptions(config: DictConfig, key: str, plain: Callable, described
             longest, number = max(longest, tokens), number + (tokens >= limit)
     if number:
         raise ValueError(
-            f"data.{key}: {number} prompts do not fit into data.max_prompt_length={limit} with the tools' descriptions "
-            f"(environment=chat or tools.describe_in_prompt=true): set it to more than {longest}, name fewer tools, or "
-            "leave these rows out"
+            f"data.{key}: {number} prompts do not fit into data.max_prompt_length={limit} with the tools' "
+            f"descriptions: set it to more than {longest}, name fewer tools, or leave these rows out"
         )
 
 

@@ -40,10 +40,8 @@ def local_files(files) -> list[str]:
 
 
 def data_files(config: DictConfig, key: str) -> tuple[list[str], bool]:
-    """Return the files of `data.{key}` whose rows can be checked, and whether these are all.
-
-    A run with a dataset class of its own (`data.custom_cls`) has none: its rows may have any form.
-    """
+    """Return the files of `data.{key}` whose rows can be checked, and whether these are all. A run with a dataset class
+    of its own (`data.custom_cls`) has none: its rows may have any form."""
     if OmegaConf.select(config, "data.custom_cls.path"):
         return [], False
     files = local_files(config.data[key])
@@ -51,16 +49,13 @@ def data_files(config: DictConfig, key: str) -> tuple[list[str], bool]:
 
 
 def check_prompt_lengths(config: DictConfig) -> None:
-    """Check that long prompts are treated as `data.truncation` says.
-
-    Upstream reads it nowhere: the filter leaves long prompts out, and without the filter all are cut on the left.
-    """
+    """Check that long prompts are treated as `data.truncation` says. Upstream reads it nowhere: the filter leaves long
+    prompts out, and without the filter all are cut on the left."""
     filters, truncation = config.data.get("filter_overlong_prompts"), config.data.get("truncation", "error")
     if not filters and truncation != "left":
         raise ValueError(
-            f"data.truncation={truncation} has no effect with data.filter_overlong_prompts=false: prompts above "
-            "data.max_prompt_length would be cut on the left; set data.filter_overlong_prompts=true, which leaves them "
-            "out, or data.truncation=left"
+            f"data.truncation={truncation} has no effect with data.filter_overlong_prompts=false: long prompts would "
+            "be cut on the left; set data.filter_overlong_prompts=true, which leaves them out, or data.truncation=left"
         )
 
 
@@ -98,10 +93,8 @@ def rows_of(file: str, columns: Sequence[str] | None = None, batch_size: int = 1
 
 
 def _problem(row: dict, prompt_key: str) -> str | None:
-    """Return what is wrong with a row; None if nothing is.
-
-    A message has a role, and a text or, with pictures, a list of parts; one that calls tools may have no content.
-    """
+    """Return what is wrong with a row; None if nothing is. A message has a role, and a text or, with pictures, a list
+    of parts; one that calls tools may have no content."""
     messages, answer, column = row[prompt_key], row["reward_model"], f"column '{prompt_key}'"
     if messages is None or messages == []:
         return f"{column} is empty"
@@ -123,9 +116,9 @@ def _problem(row: dict, prompt_key: str) -> str | None:
 def check_reward_rows(config: DictConfig) -> None:
     """Check every row by `check_row(data_source, ground_truth, extra_info, **reward_kwargs)` of the reward's module.
 
-    If the module has no `check_row`, the reward function (the run's own or upstream's) is tried for the first row of
-    each data source of a file, and else for the first row if the run reads further numbers of it, unless
-    `trainer.try_reward` is false or it needs a model that only the run serves.
+    Without `check_row` the reward function, the run's own or upstream's, is tried for the first row of each data source
+    of a file, and else for the first row if the run reads further numbers of it; not if `trainer.try_reward` is false
+    or it needs a model that only the run serves.
     """
     reward = config.reward.custom_reward_function
     is_own = bool(reward.get("path"))
@@ -199,10 +192,8 @@ def _reward_fields(file: str) -> Iterator[dict]:
 
 
 def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[RewardField]) -> None:
-    """Check that a reward function scores a short response to a row, and returns these numbers in its dictionary.
-
-    It is called as in the run: in an event loop, or in a thread of one, where `signal.alarm` does not work.
-    """
+    """Check that a reward function scores a short response to a row, and returns these numbers in its dictionary. It is
+    called as in the run: in an event loop, or in a thread of one, where `signal.alarm` does not work."""
     leave_out = "trainer.try_reward=false leaves this trial out"
     call = partial(function, solution_str="1", **row, **settings)
     try:

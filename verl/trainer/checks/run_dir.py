@@ -98,10 +98,8 @@ def lock_run_dir(config: DictConfig) -> None:
 
 
 def prepare_run_dir(config: DictConfig) -> None:
-    """Create the run's folder and method file, and make upstream resume from a complete checkpoint.
-
-    If the run joins a running cluster, clear the keys that `ray.init` would refuse.
-    """
+    """Create the run's folder and method file, and make upstream resume from a complete checkpoint. If the run joins a
+    running cluster, clear the keys that `ray.init` would refuse."""
     run_dir = Path(config.trainer.default_local_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     with replacing(run_dir / METHOD_FILE) as unfinished:

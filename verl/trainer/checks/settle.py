@@ -75,10 +75,8 @@ def name_parts(config: DictConfig) -> None:
 
 
 def settle_epochs(config: DictConfig) -> None:
-    """Raise `trainer.total_epochs` so that `trainer.total_training_steps`, if it is set, is the only bound.
-
-    Upstream (verl 0.9.1) would otherwise end after `total_epochs`, without its last checkpoint and validation. An epoch
-    has at least one step.
+    """Raise `trainer.total_epochs` so that `trainer.total_training_steps`, if set, is the only bound: upstream (verl
+    0.9.1) would end after `total_epochs`, without its last checkpoint and validation. An epoch has at least one step.
     """
     if steps := config.trainer.get("total_training_steps"):
         config.trainer.total_epochs = max(config.trainer.total_epochs, steps)

@@ -71,11 +71,8 @@ SERVICES = {
 
 
 def check_trackers(config: DictConfig) -> None:
-    """Check that the trackers exist, that their packages are installed, that the user has their keys and their servers
-    answer, and the keys of the table of prompt groups.
-
-    In a cluster that already runs, another machine may open the trackers, with its own keys and addresses.
-    """
+    """Check that each tracker and its package exist, that the user has its key and its server answers (not in a cluster
+    that already runs, where another machine may open it), and the keys of the table of prompt groups."""
     from verl.utils.tracking import Tracking
 
     trainer = config.trainer
@@ -86,8 +83,7 @@ def check_trackers(config: DictConfig) -> None:
         # a folder of the package's name that a tracker wrote, such as wandb, has no origin
         if name not in WITHOUT_PACKAGE and getattr(find_spec(package), "origin", None) is None:
             raise ValueError(
-                f"trainer.logger={name}: the package {package} is not installed; install it with `pip install "
-                f"{package}`, or leave {name} out"
+                f"trainer.logger={name}: the package {package} is not installed; install it, or leave {name} out"
             )
         if name in SERVICES and not joins_running_cluster(config):
             SERVICES[name].check(name)

@@ -8,20 +8,16 @@ from torch.utils.data import Sampler
 
 
 class SolveRateSampler(Sampler[int]):
-    """Yields row numbers without end: rows with a solve rate in the band; if none has rested for `gap` draws, rows of
-    unknown rate; if none of these has, rows outside the band. Of its kind a draw takes the row whose last draw is the
-    longest ago, at random among rows that were never drawn.
+    """Yields row numbers without end: rows with a solve rate in the band; if none has rested for `gap` draws (the
+    prompts of a step), rows of unknown rate (None); if none of these has, rows outside the band. Of its kind a draw
+    takes the row whose last draw is the longest ago, at random among rows that were never drawn.
 
-    `unknown_share` of the draws try rows of the band last, and so measure old rates again once all rates are known.
-    A draw depends on the seed, its number and the rates at that time.
+    `unknown_share` of the draws try rows of the band last, and so measure old rates again once all rates are known. A
+    draw depends on the seed, its number and the rates at that time.
 
     >>> sampler = SolveRateSampler([0.5, 1.0, None], band=(0.1, 0.9), unknown_share=0.0, gap=2, seed=0)
     >>> [next(sampler) for _ in range(4)]
     [0, 2, 0, 2]
-
-    Args:
-        rates: solve rate of each row, from 0 to 1; None if it is unknown.
-        gap: number of prompts in a training step.
     """
 
     def __init__(

@@ -43,11 +43,8 @@ from verl.workers.rollout.tools.search.tool import LocalSearchTool
 
 
 class DemonstrationEncoder:
-    """Turns messages into token ids and a loss mask.
-
-    The tokenizer needs a chat template, and an end-of-sequence token, at which rollouts stop. `chat_template_kwargs`
-    are `data.apply_chat_template_kwargs` of the RL run.
-    """
+    """Turns messages into token ids and a loss mask. The tokenizer needs a chat template, and an end-of-sequence token,
+    at which rollouts stop. `chat_template_kwargs` are `data.apply_chat_template_kwargs` of the RL run."""
 
     def __init__(self, tokenizer, tool_tags=TOOL_TAGS, chat_template_kwargs=None):
         if tokenizer.eos_token_id is None:
@@ -85,12 +82,8 @@ def split_messages(messages: list[dict]) -> tuple[list[dict], list[dict]]:
 
 
 class ChatEncoder(DemonstrationEncoder):
-    """Turns messages into token ids and a loss mask, with the calls of `environment=chat`.
-
-    Args:
-        model_type: `model_type` of the model's config.json.
-        functions: tools in OpenAI's format, for the chat template; None for `default_functions`.
-    """
+    """Turns messages into token ids and a loss mask, with the calls of `environment=chat`, for the `model_type` of a
+    config.json. `functions` are the tools in OpenAI's format; None for `default_functions`."""
 
     def __init__(self, tokenizer, tool_tags=TOOL_TAGS, chat_template_kwargs=None, model_type=None, functions=None):
         super().__init__(tokenizer, tool_tags, chat_template_kwargs)
@@ -159,10 +152,8 @@ def encoder_of(
 
 
 class FullBatchSFTDataset(MultiTurnSFTDataset):
-    """verl's multi-turn dataset with at least the rows of a batch.
-
-    Upstream's trainer drops an incomplete batch: without a full one, validation gives NaN, and training divides by 0.
-    """
+    """verl's multi-turn dataset with at least the rows of a batch. Upstream's trainer drops an incomplete batch:
+    without a full one, validation gives NaN, and training divides by 0."""
 
     def __init__(self, parquet_files, tokenizer, config, processor=None, max_samples: int = -1):
         super().__init__(parquet_files, tokenizer, config, processor, max_samples)

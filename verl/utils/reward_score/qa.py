@@ -38,13 +38,11 @@ def plain_text(boxed: str) -> str:
 
 
 def gold_answers(ground_truth) -> list[str]:
-    """Return the right answers in a ground truth: a text or number, a list of these, or such a list as JSON text.
+    """Return the right answers in a ground truth: a text or number, a list of these, or such a list as JSON text. A
+    ValueError says that there is none: the data are wrong, not the response.
 
     >>> gold_answers('["Paris", "City of Light"]'), gold_answers("[sic]"), gold_answers(1912)
     (['Paris', 'City of Light'], ['[sic]'], ['1912'])
-
-    Raises:
-        ValueError: there is no answer; the data are wrong, not the response.
     """
     if isinstance(ground_truth, str) and ground_truth.lstrip().startswith("["):
         try:
@@ -99,19 +97,9 @@ def check_row(data_source, ground_truth, extra_info=None, metric: str = "f1", **
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, metric: str = "f1", **kwargs) -> dict:
-    """Score a bare answer; `deep_research` scores trajectories.
-
-    Args:
-        solution_str: the answer itself.
-        ground_truth: see `gold_answers`.
-        metric: the metric that is the score: `f1` or `em` (exact match).
-
-    Returns:
-        `score`, `acc` (exact match), `f1` in [0, 1], and `pred`, the normalized answer for majority votes.
-
-    Raises:
-        ValueError: there is no gold answer, or the metric is unknown.
-    """
+    """Score a bare answer (`deep_research` scores trajectories) by `metric`, `f1` or `em`. Return `score`, `acc` (exact
+    match), `f1` in [0, 1], and `pred`, the normalized answer for majority votes. See `gold_answers` for the ground
+    truth; a ValueError says that it has no answer, or that the metric is unknown."""
     check_row(data_source, ground_truth, metric=metric)
     golds = gold_answers(ground_truth)
     answer = solution_str if isinstance(solution_str, str) else ""

@@ -13,7 +13,7 @@ from tests.configs import composed
 from tests.recipe import losses
 from tests.recipe.losses import assert_token_by_token, random_batch, slow_clipped_loss
 from verl.trainer.checks.parts import check_parts
-from verl.trainer.ppo.loss.entropy_clips import ENTROPY_RANK, entropy_rank
+from verl.trainer.ppo.loss.token_losses import ENTROPY_RANK, entropy_rank
 from verl.utils.token_fields import REFERENCE_LOG_PROB
 from verl.workers.config.prefix_tree import skips_zero_advantages
 from verl.workers.utils import field_losses

@@ -9,7 +9,7 @@ import torch
 from recipe.compared.aspo.loss import compute_policy_loss_aspo
 from tests.recipe import losses
 from tests.recipe.losses import random_batch
-from verl.trainer.ppo.loss.entropy_clips import ENTROPY_RANK, entropy_rank
+from verl.trainer.ppo.loss.token_losses import ENTROPY_RANK, entropy_rank
 
 MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
 

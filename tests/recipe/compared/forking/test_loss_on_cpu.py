@@ -14,7 +14,7 @@ from tests.configs import composed
 from tests.recipe import losses
 from tests.recipe.losses import assert_token_by_token, random_batch, slow_clipped_loss
 from verl.trainer.checks.parts import check_parts, check_typed_sections
-from verl.trainer.ppo.loss.entropy_clips import ENTROPY_RANK, entropy_rank
+from verl.trainer.ppo.loss.token_losses import ENTROPY_RANK, entropy_rank
 from verl.trainer.ppo.v1.component import components_of
 from verl.trainer.ppo.v1.explore_trainer import compute_fields
 from verl.utils.parts import computed_fields, parts

@@ -10,8 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from tests import configs
+from tests.tables import table
 from verl.trainer.checks.model.lora import check_lora, describe_lora, settle_lora
-from verl.trainer.checks.model.shape import lora_parameters
+from verl.trainer.checks.resources.memory_plan import lora_parameters
 from verl.trainer.checks.run_dir import check_same_method, prepare_run_dir
 
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
@@ -65,26 +66,7 @@ def start(folder, base, save=None, changes=None, **settings) -> str:
     return f"{MODEL}.lora_adapter_path={folder}"
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"r": 16}, "lora_rank=8, and that of .*adapter_config.json is 16: set lora_rank=16"),
-        ({"alpha_pattern": {"q_proj": 64}}, "has alpha_pattern={'q_proj': 64}: expected LoRA or rsLoRA"),
-        ({"rank_pattern": {"q_proj": 4}}, "has rank_pattern={'q_proj': 4}: expected"),
-        ({"use_dora": True}, "has use_dora=True: expected"),
-        ({"modules_to_save": ["lm_head"]}, r"has modules_to_save=\['lm_head'\]: expected"),
-        ({"bias": "lora_only", "lora_bias": True}, "has bias=lora_only, lora_bias=True: expected"),
-        ({"init_lora_weights": "pissa"}, "has init_lora_weights=pissa: expected"),
-        ({"layer_replication": [[0, 2], [0, 2]]}, "has layer_replication="),
-        ({"trainable_token_indices": [3]}, r"has trainable_token_indices=\[3\]: expected"),
-        ({"lora_alpha": 6.5}, "has lora_alpha=6.5: expected"),
-        ({"changes": {"peft_type": "IA3"}}, "has peft_type=IA3: expected"),
-        ({"changes": {"option_of_tomorrow": 2}}, "has option_of_tomorrow=2: expected"),
-        ({"target_modules": "(.*q_proj|lm_head)"}, "holds .*lm_head.lora_A.weight, .*: expected factors of"),
-        ({"target_modules": ["q_proj", "embed_tokens"]}, "holds .*embed_tokens.lora_embedding_A"),
-        ({"save": {"save_embedding_layers": True}}, "holds .*embed_tokens.weight"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), table(__file__, "refused adapters"))
 def test_an_adapter_that_would_not_be_followed_is_refused(base, tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
         composed(start(tmp_path, base, **settings))

@@ -16,12 +16,14 @@ from verl.utils.torch_functional import entropy_from_logits_with_chunking
 
 from tests.configs import composed
 from tests.recipe.test_run_scripts_on_cpu import SCRIPTS
-from tests.trainer.checks.model.models import TINY, decoder, model
+from tests.tables import table
+from tests.trainer.checks.model.models import PUBLISHED, TINY, decoder, model
 from verl.trainer.checks.resources.memory_plan import (
     CONTEXTS,
     SERVER_WORKSPACE,
     describe_memory,
     logits_bytes,
+    model_shape,
     plan_memory,
 )
 from verl.trainer.checks.run_plan import describe_plan
@@ -121,19 +123,7 @@ def test_memory_on_a_gpu_by_hand():
     assert two.kv_tokens == pytest.approx((56 - 7.615617 - SERVER_WORKSPACE) * 1e9 / 28_672, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "training", "rollout"),
-    [
-        ((f"{FSDP}.param_offload=true", f"{FSDP}.optimizer_offload=true"), 0, -11.423),
-        ((f"{ROLLOUT}.free_cache_engine=false",), 56, 0),
-        ((f"{ROLLOUT}.free_cache_engine=false", "actor_rollout_ref.hybrid_engine=false"), 0, -11.423),
-        (("trainer.nnodes=2",), -7.616, -5.712),
-        (("trainer.nnodes=2", f"{FSDP}.fsdp_size=8"), 0, 0),
-        # without logits a layer's backward holds most: 249,856 bytes a token
-        ((f"{MODEL}.use_fused_kernels=true",), 4.094 - 14.948, 0),
-        ((f"{MODEL}.enable_activation_offload=true",), -3.288, 0),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "training", "rollout"), table(__file__, "moved memory"))
 def test_settings_move_memory(overrides, training, rollout):
     """Compare with the plan of the settings above, in GB: 11.423 are the parameters and Adam's states of a GPU."""
     before, after = (plan_memory(config_with(*keys), model("Qwen2.5-7B")) for keys in ((), overrides))
@@ -218,13 +208,10 @@ def test_a_temperature_that_decays_copies_the_logits():
     assert sizes[0] - sizes[1] == 2 * config.actor.ppo_max_token_len_per_gpu
 
 
-def test_a_limit_of_tokens_is_of_one_gpu_of_a_sequence_parallel_group():
+def test_rows_but_no_limit_of_tokens_are_shared_by_a_sequence_parallel_group():
+    """Two GPUs share 5 rows of 1,000 tokens: 2,500 tokens with a bf16 logit and 4 bytes of entropy for each."""
     parallel = (f"{ACTOR}.ulysses_sequence_parallel_size=2", f"{ACTOR}.ppo_max_token_len_per_gpu=9000")
     assert logits_bytes(config_with(*parallel), 1) == 9000 * (2 + 4)
-
-
-def test_micro_batches_of_rows_are_shared_by_a_sequence_parallel_group():
-    """Two GPUs share 5 rows of 1,000 tokens: 2,500 tokens with a bf16 logit and 4 bytes of entropy for each."""
     config = config_with(
         "data.max_prompt_length=100",
         "data.max_response_length=900",
@@ -317,3 +304,17 @@ def test_memory_that_cannot_be_estimated_is_a_note():
     assert "not counted" in describe_memory(config_with(f"{ACTOR}.strategy=veomni"), decoder(*TINY))
     assert "not counted: " in describe_memory(config_with(), AutoConfig.for_model("vit"))
     assert "not counted: TypeError" in describe_memory(config_with("data.max_prompt_length=null"), decoder(*TINY))
+
+
+# ---- the model ----
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_have_their_published_sizes(name):
+    assert model_shape(model(name)).parameters == pytest.approx(PUBLISHED[name][0], rel=0.005)
+
+
+def test_a_tokens_keys_and_values():
+    """Qwen2.5-7B: 28 layers x 4 heads x 128 x (key, value) x 2 bytes; eight GPUs share four heads by copying them."""
+    shape = model_shape(model("Qwen2.5-7B"))
+    assert [shape.kv_bytes_per_token(gpus) for gpus in (1, 2, 4, 8)] == [57_344, 28_672, 14_336, 14_336]

@@ -12,23 +12,14 @@ END = 9
 
 
 class Batch(NamedTuple):
-    """Rows of several prompts, in random order.
+    """Rows of several prompts, in random order."""
 
-    Args:
-        rows: (B,) tokens of each row; no row begins with another one of its prompt.
-        place: (B,) number of each row among the trajectories of its prompt's tree.
-        index: (B,) prompts.
-        outcomes: (B,) float64.
-        segment_ids: (B, T), -1 behind the end of a row.
-        mask: (B, T), 0 for every third token, which a tool wrote, and behind the end of a row.
-    """
-
-    rows: list[tuple[int, ...]]
-    place: list[int]
-    index: np.ndarray
-    outcomes: np.ndarray
-    segment_ids: torch.Tensor
-    mask: torch.Tensor
+    rows: list[tuple[int, ...]]  # (B,) tokens of each row; no row begins with another one of its prompt
+    place: list[int]  # (B,) number of each row among the trajectories of its prompt's tree
+    index: np.ndarray  # (B,) prompts
+    outcomes: np.ndarray  # (B,) float64
+    segment_ids: torch.Tensor  # (B, T), -1 behind the end of a row
+    mask: torch.Tensor  # (B, T), 0 for every third token, which a tool wrote, and behind the end of a row
 
 
 def random_batch(seed: int, n_prompts: int = 4, n_rows: int = 9) -> Batch:

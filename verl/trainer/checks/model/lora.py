@@ -32,11 +32,10 @@ def settle_lora(config: DictConfig) -> None:
     """Set the keys that follow from `model.lora_rank` > 0.
 
     `load_format=dummy` becomes `auto`, so that vLLM reads the frozen weights itself. `hf_model` leaves the checkpoint's
-    contents, because upstream would write a folder with the names of PEFT, which nothing can load. The
-    factors are merged with `schedule=separate_async`, because upstream's engines for it would send the frozen weights
-    alone, and in runs that score answers: with an adapter on Llama or Qwen3, vLLM's kernel for logits (0.24, 0.30)
-    takes a row for each request of a step, and so writes out of bounds where fewer tokens are scored. An adapter from
-    which the run starts brings its own alpha and modules.
+    contents, because upstream would write a folder with PEFT's names, which nothing can load. The factors are merged
+    with `schedule=separate_async`, whose engines in upstream would send the frozen weights alone, and in runs that
+    score answers: with an adapter on Llama or Qwen3, vLLM's kernel for logits (0.24, 0.30) writes out of bounds where
+    fewer tokens are scored than requests run. An adapter from which the run starts brings its own alpha and modules.
     """
     part = config.actor_rollout_ref
     if part.model.lora_rank <= 0:

@@ -37,10 +37,8 @@ def config_folder(path: str, file: str = "config.json") -> Path | None:
 
 
 def model_json(path: str) -> dict | None:
-    """Return the content of the model's config.json; None if it is not on this machine.
-
-    For a model that reads more than text, the keys of its language model take precedence, except `architectures`.
-    """
+    """Return the content of the model's config.json; None if it is not on this machine. For a model that reads more
+    than text, the keys of its language model take precedence, except `architectures`."""
     if (folder := config_folder(path)) is None:
         return None
     config = json.loads((folder / "config.json").read_text())
@@ -57,10 +55,8 @@ def fetch_model_json(path: str) -> dict | None:
 
 
 def fill_max_model_len(config: DictConfig) -> None:
-    """Set `max_model_len` to the length of a prompt and a response if it is null, and refuse a shorter one.
-
-    For upstream null means the length in the model's config, at which the server cuts every response without a message.
-    """
+    """Set `max_model_len` to the length of a prompt and a response if it is null, and refuse a shorter one. For
+    upstream null means the length in the model's config, at which the server cuts every response without a message."""
     from verl.workers.rollout.run_environment import changes_contexts  # imports upstream's agent loop
 
     rollout = config.actor_rollout_ref.rollout
@@ -87,9 +83,8 @@ def check_context(config: DictConfig, model: dict | None) -> None:
         if positions is not None and positions < rollout.max_model_len:
             raise ValueError(
                 f"{config.actor_rollout_ref.model.path} has {positions} positions in {key}, and prompt and response "
-                f"may have {rollout.max_model_len} tokens ({ROLLOUT}.max_model_len): lower data.max_response_length or,"
-                f" for a model that can do with more, set both +{MODEL}.override_config.{POSITIONS} and "
-                f"+{ROLLOUT}.{HF_OVERRIDES}.{POSITIONS} (MAX_POSITION_EMBEDDINGS=... of the run scripts)"
+                f"may have {rollout.max_model_len} tokens: lower data.max_response_length, or raise {POSITIONS} in "
+                f"both +{MODEL}.override_config and +{ROLLOUT}.{HF_OVERRIDES} (scripts: MAX_POSITION_EMBEDDINGS=...)"
             )
 
 
@@ -102,15 +97,13 @@ def check_attention(config: DictConfig, cuda_is_here: bool) -> None:
         size = OmegaConf.select(config, key)
         if size > 1 and not attention.startswith("flash_attention"):
             raise ValueError(
-                f"{key}={size} with {MODEL}.override_config.attn_implementation={attention}: "
-                "upstream exchanges the parts of a sequence in flash attention only, so that each worker would attend "
-                "to its own part, without any error; use flash_attention_2, or a size of 1"
+                f"{key}={size} with {MODEL}.override_config.attn_implementation={attention}: each worker would attend "
+                "to its own part of a sequence, without any error; use flash_attention_2, or a size of 1"
             )
     if config.trainer.device == "cuda" and cuda_is_here and importlib.util.find_spec("flash_attn") is None:
         raise ValueError(
-            "trainer.device=cuda, and the package flash-attn is not installed: upstream then computes "
-            "log-probabilities row by row in Python, and its default attn_implementation does not load; README.md "
-            "(On GPUs) says how to install it"
+            "trainer.device=cuda, and the package flash-attn is not installed, without which upstream is slow and its "
+            "default attn_implementation does not load: see README.md (On GPUs)"
         )
 
 
@@ -124,10 +117,6 @@ def check_prefix_tree(config: DictConfig, model: dict | None) -> None:
             check_section(section)
         except ValueError as error:
             raise ValueError(f"actor_rollout_ref.{name}.{error}") from error
-        if config.actor_rollout_ref.model.use_fused_kernels:
-            raise ValueError(
-                f"use_prefix_tree=true with {MODEL}.use_fused_kernels=true: set {MODEL}.use_fused_kernels=false"
-            )
         loss = OmegaConf.select(config, "distillation.distillation_loss.loss_mode", default="")
         if OmegaConf.select(config, "distillation.enabled") and "topk" in loss:
             raise ValueError(
@@ -155,21 +144,17 @@ def check_cpu_strategy(config: DictConfig) -> None:
     strategy = config.actor_rollout_ref.actor.strategy
     if config.trainer.device == "cpu" and strategy == "fsdp":
         raise ValueError(
-            f"actor_rollout_ref.actor.strategy={strategy} needs GPUs, as verl's FSDP1 engine sends the weights between "
-            "them at its start; on CPUs set actor_rollout_ref.actor.strategy=fsdp2"
+            f"actor_rollout_ref.actor.strategy={strategy} needs GPUs: set actor_rollout_ref.actor.strategy=fsdp2"
         )
 
 
 def check_fused_kernels(config: DictConfig, model: dict | None) -> None:
     """Check that a run with FSDP2 uses fused kernels only if the model's head is known to be tied to the embeddings.
-
-    The kernels read the head's weight, and FSDP2 shards an untied head. Other strategies are not checked.
-    """
+    The kernels read the head's weight, and FSDP2 shards an untied head. Other strategies are not checked."""
     fsdp2 = config.actor_rollout_ref.actor.strategy == "fsdp2"
     tied = (model or {}).get("tie_word_embeddings", False)
     if config.actor_rollout_ref.model.use_fused_kernels and fsdp2 and not tied:
         raise ValueError(
             f"{MODEL}.use_fused_kernels=true with actor_rollout_ref.actor.strategy=fsdp2: the kernels read lm_head's "
-            "weight, which FSDP2 keeps sharded unless it is tied to the embeddings, which this model is not known for; "
-            f"set {MODEL}.use_fused_kernels=false"
+            "weight, which FSDP2 keeps sharded unless it is tied to the embeddings; set it to false"
         )

@@ -44,24 +44,16 @@ def joins_running_cluster(config: DictConfig) -> bool:
 def placement_wait(config: DictConfig) -> PlacementWait:
     """Return the run's wait for what Ray does not place: `trainer.pending_seconds`, or a default if it is null."""
     joined, limit = joins_running_cluster(config), config.trainer.get("pending_seconds")
-    more_cpus = f"raise ray_kwargs.ray_init.num_cpus (now {config.ray_kwargs.ray_init.get('num_cpus')})"
+    default, more = PENDING_SECONDS, "raise ray_kwargs.ray_init.num_cpus"
     if joined:
-        start = "start them with more (ray start --num-cpus)"
-        more_cpus = f"add nodes to the cluster, or {start}, or wait longer (trainer.pending_seconds)"
-    own = "actor_rollout_ref.rollout.n_gpus_per_node, " if rollout_workers(config) else ""
-    advice = (
-        f"The run needs {needed_ray_cpus(config)} CPUs: {more_cpus}, or lower trainer.n_gpus_per_node, {own}or "
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units"
-    )
-    default = GROWING_SECONDS if joined else PENDING_SECONDS
+        default, more = GROWING_SECONDS, "add nodes (ray start), or wait longer (trainer.pending_seconds)"
+    advice = f"The run needs {needed_ray_cpus(config)} CPUs: {more}, or lower the numbers of GPUs in the config"
     return PlacementWait(default if limit is None else limit, joined, advice)
 
 
 def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
-    """Check that a Ray cluster that this run starts has enough CPUs; a running cluster is watched instead.
-
-    In a dry run (`starting` is false), which may be on another machine, only the config's numbers count.
-    """
+    """Check that a Ray cluster that this run starts has enough CPUs; a running cluster is watched instead. In a dry run
+    (`starting` is false), which may be on another machine, only the config's numbers count."""
     if joins_running_cluster(config):
         return
     cpus, needed = config.ray_kwargs.get("ray_init", {}).get("num_cpus"), needed_ray_cpus(config)
@@ -75,7 +67,8 @@ def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
 
 
 def check_own_machine(config: DictConfig) -> None:
-    """Check that a run that starts Ray on this machine alone has enough nodes, GPUs and shared memory."""
+    """Check that a run that starts Ray on this machine alone has enough nodes, GPUs and shared memory, and
+    what Triton needs."""
     import torch
 
     if joins_running_cluster(config):
@@ -91,12 +84,9 @@ def check_own_machine(config: DictConfig) -> None:
             f"trainer.n_gpus_per_node={gpus}, and torch sees {torch.cuda.device_count()} GPUs here: set N_GPUS_PER_NODE"
         )
     check_shared_memory(config)
-    if config.trainer.device == "cuda":
-        check_compiler()
-
-
-def check_compiler() -> None:
-    """Check that Triton finds a C compiler and Python's headers, with which it builds a module at its first kernel."""
+    if config.trainer.device != "cuda":
+        return
+    # Triton builds a module at its first kernel.
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         raise ValueError("Triton needs a C compiler, and there is no gcc or clang: apt-get install gcc, or set CC")
     if not (header := Path(sysconfig.get_path("include"), "Python.h")).exists():
@@ -104,10 +94,8 @@ def check_compiler() -> None:
 
 
 def carry_environment(config: DictConfig) -> None:
-    """Let `ray.init` give a running cluster's processes the variables in `CARRIED`, and NCCL's.
-
-    They are secrets in part, so that they pass by Ray's hook. The config would be printed and logged.
-    """
+    """Let `ray.init` give a running cluster's processes the variables in `CARRIED`, and NCCL's. They are secrets in
+    part, so that they pass by Ray's hook. The config would be printed and logged."""
     if joins_running_cluster(config):
         os.environ.setdefault("RAY_RUNTIME_ENV_HOOK", f"{__name__}.{with_carried.__name__}")
 

@@ -14,8 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.torch_dtypes import PrecisionType
 
 from verl.trainer.checkpoint_marker import complete_steps
-from verl.trainer.checks.model.shape import load_hf_config, lora_parameters, model_shape
-from verl.trainer.checks.resources.memory_plan import GB
+from verl.trainer.checks.resources.memory_plan import GB, load_hf_config, lora_parameters, model_shape
 from verl.utils.fault_reports import RunError
 from verl.workers.config.keys import ROLLOUT
 
@@ -37,8 +36,7 @@ def check_disk(config: DictConfig) -> None:
     if size * number > free:
         raise ValueError(
             f"trainer.default_local_dir={config.trainer.default_local_dir}: {free / GB:.1f} GB are free there, and the "
-            f"run will write {number} checkpoint(s) of {size / GB:.1f} GB before it deletes one: choose another folder "
-            "or lower trainer.max_actor_ckpt_to_keep"
+            f"run will write {number} checkpoint(s) of {size / GB:.1f} GB; trainer.max_actor_ckpt_to_keep limits them"
         )
 
 
@@ -50,12 +48,9 @@ def describe_disk(config: DictConfig) -> str:
 
 
 def disk_plan(config: DictConfig) -> tuple[float, int, int]:
-    """Return the bytes of a checkpoint, the number of checkpoints to come, and the free bytes of the run's disk.
-
+    """Return the bytes of a checkpoint (0: unknown), the number of checkpoints to come, and the free bytes of the disk.
     A checkpoint holds the weights and Adam's two states in the type of the weights (12 bytes a parameter in fp32), with
-    LoRA the states of its factors alone; a critic's are not counted. The size is 0 if the model's config is not on this
-    machine, or cannot be built.
-    """
+    LoRA the states of its factors alone; a critic's are not counted."""
     trainer, number = config.trainer, 0
     if trainer.save_freq > 0:
         there, steps = complete_steps(trainer.default_local_dir), trainer.get("total_training_steps")
@@ -63,18 +58,20 @@ def disk_plan(config: DictConfig) -> tuple[float, int, int]:
         number = max(1, -(-(steps - done) // trainer.save_freq)) if steps else 1
         kept = trainer.get("max_actor_ckpt_to_keep") or number
         number = max(1, min(number, kept - len(there))) if not steps or steps > done else 0
-    size = _checkpoint_bytes(config.actor_rollout_ref.model, config.actor_rollout_ref.actor)
+    actor, (parameters, factors, _) = config.actor_rollout_ref.actor, _sizes(config.actor_rollout_ref.model)
+    states = 2 * (factors or parameters) * ("optimizer" in actor.checkpoint.save_contents)
+    size = _itemsize(actor) * ((parameters + factors) * ("model" in actor.checkpoint.save_contents) + states)
     return size, number, shutil.disk_usage(_existing(trainer.default_local_dir)).free
 
 
 def check_shared_memory(config: DictConfig, folder: str = "/dev/shm") -> None:
     """Check that this machine's shared memory has room for each worker's weights on CPUs, and for NCCL on several GPUs.
-
-    A process that writes beyond the room is killed by SIGBUS, without a message.
-    """
+    A process that writes beyond the room is killed by SIGBUS, without a message."""
     workers = config.trainer.n_gpus_per_node
     if config.trainer.device == "cpu":
-        megabytes = math.ceil(min(_sent_megabytes(config), OmegaConf.select(config, BUCKET)) * workers)
+        parameters, _, tied_head = _sizes(config.actor_rollout_ref.model)
+        sent = (parameters + tied_head) * _itemsize(config.actor_rollout_ref.actor) / 2**20
+        megabytes = math.ceil(min(sent, OmegaConf.select(config, BUCKET)) * workers)
         use = f"the weights ({BUCKET})"
     else:
         megabytes, use = MEGABYTES_PER_GPU * workers * (workers > 1), f"{workers} GPUs (NCCL)"
@@ -85,15 +82,16 @@ def check_shared_memory(config: DictConfig, folder: str = "/dev/shm") -> None:
         )
 
 
-def _sent_megabytes(config: DictConfig) -> float:
-    """Return the size (2^20 bytes) of the weights that the trainer sends to vLLM, where a tied head is a tensor."""
+def _sizes(model: DictConfig) -> tuple[int, int, int]:
+    """Return the numbers of a model's parameters, of its LoRA factors, and of a tied head's, which vLLM gets as a
+    tensor of its own; all 0 if they cannot be computed."""
     try:
-        hf_config = load_hf_config(config.actor_rollout_ref.model)
-        text, parameters = hf_config.get_text_config(), model_shape(hf_config).parameters
-    except Exception:  # noqa: BLE001 - as below
-        return 0.0
-    head = text.vocab_size * text.hidden_size * bool(getattr(text, "tie_word_embeddings", False))
-    return (parameters + head) * _itemsize(config.actor_rollout_ref.actor) / 2**20
+        hf_config = load_hf_config(model)
+        parameters, factors = model_shape(hf_config).parameters, lora_parameters(hf_config, model)
+        text = hf_config.get_text_config()
+    except Exception:  # noqa: BLE001 - such a model may still train
+        return 0, 0, 0
+    return parameters, factors, text.vocab_size * text.hidden_size * bool(getattr(text, "tie_word_embeddings", False))
 
 
 def _itemsize(actor: DictConfig) -> int:
@@ -104,17 +102,6 @@ def _existing(path: str) -> Path:
     """Return the folder itself or its nearest parent that exists."""
     folder = Path(path).absolute()
     return next(each for each in (folder, *folder.parents) if each.exists())
-
-
-def _checkpoint_bytes(model: DictConfig, actor: DictConfig) -> float:
-    try:
-        hf_config = load_hf_config(model)
-        factors, parameters = lora_parameters(hf_config, model), model_shape(hf_config).parameters
-    except Exception:  # noqa: BLE001 - a model whose size cannot be computed may still train
-        return 0
-    saved = actor.checkpoint.save_contents
-    states = 2 * (factors or parameters) * ("optimizer" in saved)
-    return _itemsize(actor) * ((parameters + factors) * ("model" in saved) + states)
 
 
 def check_shared_folder(workers: list, run_dir: str | Path, seconds: float = SEEN_SECONDS) -> None:
@@ -130,8 +117,7 @@ def check_shared_folder(workers: list, run_dir: str | Path, seconds: float = SEE
     if blind := sorted({node for node, sees in seen if not sees}):
         raise RunError(
             f"trainer.default_local_dir={run_dir} is not shared: workers on {', '.join(blind)} do not see what is "
-            f"written there on {ray.util.get_node_ip_address()}, so that a checkpoint would lack their parts; choose a "
-            "folder on a file system that all nodes share (docs/several_nodes.md), or trainer.save_freq=-1"
+            f"written there on {ray.util.get_node_ip_address()}; choose one that is (docs/several_nodes.md)"
         )
 
 

@@ -9,10 +9,10 @@ import math
 from dataclasses import dataclass
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from verl.utils.torch_dtypes import PrecisionType
 
-from verl.trainer.checks.model.shape import load_hf_config, lora_parameters, model_shape
+from verl.trainer.checks.model.settings import config_folder
 from verl.utils.parts import parts
 from verl.workers.config.explore import parts_of
 from verl.workers.config.token_bytes import TokenBytes
@@ -159,3 +159,69 @@ def logits_bytes(config: DictConfig, vocabulary: int) -> int:
         return (2 * copies + 4) * tokens * vocabulary
     chunk = fsdp.entropy_from_logits_chunk_size if fsdp.entropy_from_logits_with_chunking else tokens
     return ((2 * copies + 12 * in_loss) * tokens + 12 * min(tokens, chunk)) * vocabulary
+
+
+# ---- the model ----
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder's sizes; tied parameters count once."""
+
+    parameters: int
+    vocabulary: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+    def kv_bytes_per_token(self, tensor_parallel: int = 1, pipeline_parallel: int = 1) -> int:
+        """Return the bytes of a token's bf16 keys and values on a GPU; more GPUs than KV heads hold copies of heads."""
+        return -(-self.layers // pipeline_parallel) * max(1, self.kv_heads // tensor_parallel) * self.head_dim * 2 * 2
+
+
+def load_hf_config(model: DictConfig):
+    """Return the `PretrainedConfig` of `actor_rollout_ref.model` with the run's overrides.
+
+    Raises:
+        FileNotFoundError: the config is neither in a folder nor in the hub's cache. Nothing is downloaded.
+    """
+    from transformers import AutoConfig
+    from verl.utils.model import update_model_config
+
+    name = model.hf_config_path or model.path
+    if (folder := config_folder(name)) is None:
+        raise FileNotFoundError(f"{name}: neither a folder nor in the hub's cache")
+    hf_config = AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
+    overrides = OmegaConf.to_container(model.override_config, resolve=True)
+    update_model_config(hf_config, overrides.get("model_config", overrides))
+    return hf_config
+
+
+def model_shape(hf_config) -> ModelShape:
+    """Return the sizes of a causal language model."""
+    model = _on_meta(hf_config)
+    text = hf_config.get_text_config()
+    heads = text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return ModelShape(model.num_parameters(), text.vocab_size, text.num_hidden_layers, kv_heads, head_dim)
+
+
+def lora_parameters(hf_config, model: DictConfig) -> int:
+    """Return the number of parameters of the LoRA factors that `actor_rollout_ref.model` asks for; 0 without LoRA."""
+    if model.lora_rank <= 0:
+        return 0
+    from peft import LoraConfig, get_peft_model
+
+    keys = {"target_modules": model.target_modules, "exclude_modules": model.exclude_modules}
+    keys = {key: OmegaConf.to_object(value) if OmegaConf.is_config(value) else value for key, value in keys.items()}
+    adapted = get_peft_model(_on_meta(hf_config), LoraConfig(task_type="CAUSAL_LM", r=model.lora_rank, **keys))
+    return adapted.get_nb_trainable_parameters()[0]
+
+
+def _on_meta(hf_config):
+    """Return the causal language model on torch's device `meta`, where it takes no memory."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(hf_config, attn_implementation="eager")

@@ -17,12 +17,9 @@ from verl.utils.parts import Compares, register_credit
 def credit_metrics(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, norm_adv_by_std: bool = True
 ) -> dict[str, float]:
-    """Return the share of the model's tokens that several rows share, and the mean |hard - soft| over all of them.
-
-    A token's soft advantage is GRPO's of its row; its hard one is the mean over the trajectories through it. Any
-    estimator may be trained on. The segments must be bound (verl/utils/token_fields.py); their nodes are those that the
-    estimator has made.
-    """
+    """Return the share of the model's tokens that several rows share, and the mean |hard - soft| over all of them, for
+    any estimator, whose nodes are used; the segments must be bound. A token's soft advantage is GRPO's of its row; its
+    hard one is the mean over the trajectories through it."""
     nodes = batch_nodes(index, response_mask)
     soft = trajectory_advantages(token_level_rewards, index, norm_adv_by_std_in_grpo=norm_adv_by_std)
     difference = nodes.to_tokens(node_values(nodes, soft).value).sub_(soft.unsqueeze(-1)).abs_()

@@ -25,11 +25,9 @@ from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """The nodes of a batch's trees, one for each segment, sorted by prompt and within a prompt by segment id.
-
-    A row whose tokens have no segment (-1) has a node of its own for them. Row `pass_row[i]` goes through node
-    `pass_node[i]`; each of these P pairs occurs once.
-    """
+    """The nodes of a batch's trees, one for each segment, sorted by prompt and within a prompt by segment id. A row
+    whose tokens have no segment (-1) has a node of its own for them. Row `pass_row[i]` goes through node
+    `pass_node[i]`; each of these P pairs occurs once."""
 
     of_token: torch.Tensor  # (B, T) node of each token; -1 for padding, which has no node
     parent: torch.Tensor  # (N,) node before each node; -1 if the node follows the prompt
@@ -91,11 +89,8 @@ class Nodes:
 
 def tree_nodes(segment_ids: torch.Tensor, index: np.ndarray, response_mask: torch.Tensor | None = None) -> Nodes:
     """Return the nodes of a batch's segments (B, T): within a prompt (`index` (B,)) equal ids are the same segment, and
-    a token with -1 is its row's own.
-
-    A run of -1 that begins after its row's last token with a `response_mask` (B, T) is padding, which has no node.
-    Without a mask, a run of -1 is padding unless its row starts with it.
-    """
+    -1 is its row's own token. A run of -1 behind its row's last token with a `response_mask` (B, T) is padding, which
+    has no node; without a mask, each run of -1 is, unless its row starts with it."""
     prompts, groups = np.unique(index, return_inverse=True)
     groups = torch.from_numpy(groups)
     n_rows, width = segment_ids.shape
@@ -149,11 +144,8 @@ def batch_nodes(index: np.ndarray, response_mask: torch.Tensor) -> Nodes:
 
 
 class NodeValues(NamedTuple):
-    """The values (N,) of nodes.
-
-    The parent is the last node before that more trajectories go through, else the root: a segment that ends without a
-    fork, as before a tool's result, is no parent of its own.
-    """
+    """The values (N,) of nodes. The parent is the last node before that more trajectories go through, else the root: a
+    segment that ends without a fork, as before a tool's result, is no parent of its own."""
 
     value: torch.Tensor
     parent_value: torch.Tensor
@@ -181,11 +173,9 @@ def groups_of_equals(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor
 def trajectory_advantages(
     token_level_rewards: torch.Tensor, index: np.ndarray, epsilon: float = 1e-6, norm_adv_by_std_in_grpo: bool = True
 ) -> torch.Tensor:
-    """Return GRPO's advantage of every trajectory (B,), whatever its mask; 0 where a group's outcomes are equal.
-
-    A trajectory's outcome is the sum of its rewards (B, T), and its group has the same prompt id in `index` (B,).
-    `epsilon` is added to the standard deviation (n - 1).
-    """
+    """Return GRPO's advantage of every trajectory (B,), whatever its mask; 0 where a group's outcomes are equal. An
+    outcome is the sum of a row's rewards (B, T), a group has one prompt id in `index` (B,), and `epsilon` is added to
+    the standard deviation (n - 1)."""
     scores = token_level_rewards.sum(dim=-1).double()
     groups = torch.from_numpy(np.unique(index, return_inverse=True)[1])
     size = groups.bincount()

@@ -88,10 +88,8 @@ def remove_old_rows(run_dir: Path, step: int) -> None:
 
 
 def forget_rows_without_prompt() -> None:
-    """Clear restored rows that no step will sample: those of a validation, and those whose prompt is not saved.
-
-    When upstream saves a checkpoint, it has cleared the prompts that the step has just trained on, but not their rows.
-    """
+    """Clear restored rows that no step will sample: those of a validation, and those whose prompt is not saved. When
+    upstream saves a checkpoint, it has cleared the prompts that the step has just trained on, but not their rows."""
     for partition, tags in (tq.kv_list() or {}).items():
         prompts = {key for key, tag in tags.items() if tag.get("is_prompt") and partition == TRAIN}
         left = [key for key in tags if key not in prompts and key.split("_", 1)[0] not in prompts]

@@ -21,14 +21,12 @@ def tree_of(config: DictConfig) -> str | None:
 
 
 class Component:
-    """A component without effect, whose subclasses override the hooks that they need.
+    """A component without effect, whose subclasses, with the decorator `register_component`, override the hooks that
+    they need. Hooks that get the trainer may read its config, `global_steps` and `total_training_steps`, and use its
+    workers.
 
-    A component is a class with the decorator `register_component` (verl.utils.parts). Hooks that get the trainer may
-    read its config, `global_steps` and `total_training_steps`, and use its workers.
-
-    Attributes:
-        computes: token fields that it computes from the old policy's entropies, if a part of the run needs them.
-        state_file: name of its file in a checkpoint: torch's format if it ends in `.pt`, otherwise JSON.
+    `computes` are token fields that it computes from the old policy's entropies, if a part of the run needs them;
+    `state_file` is its file in a checkpoint: torch's format if it ends in `.pt`, otherwise JSON.
     """
 
     computes: tuple[TokenField, ...] = ()

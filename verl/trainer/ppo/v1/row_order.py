@@ -35,10 +35,8 @@ def spread_padding_rows(are_padding_rows: Sequence[bool], n_ranks: int, n_mini_b
     """
     n_rows = len(are_padding_rows) - sum(are_padding_rows)
     if n_rows < n_mini_batches:
-        raise ValueError(
-            f"{n_rows} trajectories for {n_mini_batches} updates: one of them would have none. Raise "
-            "data.train_batch_size, or ppo_mini_batch_size"
-        )
+        sizes = "data.train_batch_size, or ppo_mini_batch_size"
+        raise ValueError(f"{n_rows} trajectories for {n_mini_batches} updates: one would have none; raise {sizes}")
     rows_per_rank, order, dealt = len(are_padding_rows) // n_ranks, [], 0
     size = rows_per_rank // n_mini_batches
     for start in range(0, len(are_padding_rows), rows_per_rank):
@@ -54,10 +52,7 @@ def spread_padding_rows(are_padding_rows: Sequence[bool], n_ranks: int, n_mini_b
 
 def correct_counts(metrics: dict, tags: Sequence[dict], limit: int) -> None:
     """Remove padding rows from a step's number of tokens and its throughput, and add `response_length/limit_ratio`, the
-    share of responses that reached `limit` (`data.max_response_length`).
-
-    Upstream's `response_length/clip_ratio` is the share of responses as long as the longest one of the batch.
-    """
+    share of responses that reached `limit` (upstream's `clip_ratio`: as long as the longest one of the batch)."""
     real = [tag for tag in tags if not is_padding_row(tag)]
     metrics["response_length/limit_ratio"] = sum(tag["response_len"] >= limit for tag in real) / len(real)
     share = sum(tag["prompt_len"] + tag["response_len"] for tag in real) / metrics["perf/total_num_tokens"]

@@ -10,10 +10,8 @@ from verl.utils.atomic_files import replacing
 
 
 def save_state(trainer, file_name: str, state: dict) -> None:
-    """Write `state` to the checkpoint of the current step: in torch's format (`.pt`), pickled (`.pkl`) or as JSON.
-
-    Call it before upstream's `_save_checkpoint`, which declares the checkpoint complete.
-    """
+    """Write `state` to the checkpoint of the current step: in torch's format (`.pt`), pickled (`.pkl`) or as JSON. Call
+    it before upstream's `_save_checkpoint`, which declares the checkpoint complete."""
     with replacing(_folder(trainer) / file_name) as unfinished:
         if file_name.endswith(".pt"):
             torch.save(state, unfinished)

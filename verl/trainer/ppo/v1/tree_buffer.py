@@ -76,11 +76,8 @@ class _ShowsDropped:
 
 
 class AsyncTreeBuffer(_ShowsDropped, ReplayBufferAsync):
-    """Upstream's buffer for asynchronous schedules, which itself replaces each dropped or failed group by one prompt.
-
-    The run ends if more than `most_failed` groups fail during the wait for one batch. Upstream would replace them
-    forever.
-    """
+    """Upstream's buffer for asynchronous schedules, which replaces each dropped or failed group by one prompt, forever;
+    here the run ends if more than `most_failed` groups fail during the wait for one batch."""
 
     def __init__(self, *args, most_failed: int, **kwargs):
         super().__init__(*args, **kwargs)
@@ -189,8 +186,7 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
                 f"of {generated} prompts only {useful} gave groups whose {self.filter_groups_metric} varies (number of "
                 f"groups by its value: {metrics.get(DAPO_FILTERED_REWARD_COUNTS_KEY, {})}), and algorithm.filter_groups"
                 f".max_num_gen_batches={self.max_num_gen_batches} allows no more: if all are wrong, compare the format "
-                "that the prompts ask for with the one that the reward reads; else raise the bound (0: none once a "
-                "group varies), rollout.n or the temperature"
+                "in the prompts with the reward's; else raise the bound (0: none), rollout.n or the temperature"
             )
         return max(0, allowed)
 

@@ -19,11 +19,8 @@ from verl.workers.rollout.trajectory_tree import TOOL_FAULTS, TREE, TREE_METRICS
 
 def tree_metrics(rows: BatchRows) -> dict[str, float]:
     """Return the mean of each tree metric over the prompts whose trees have it, as `tree/<name>`; a metric of the
-    environment keeps its name, `environment/<name>`.
-
-    `tree/tokens_generated` is a mean over all prompts: one without a tree counts its responses' tokens. `tree/prompts`
-    is the number of prompts: fewer than were submitted, if groups have failed.
-    """
+    environment keeps its name, `environment/<name>`. A prompt without a tree counts its responses' tokens as
+    `tokens_generated`; `tree/prompts` counts prompts whose groups have not failed."""
     values = defaultdict(list)
     for group in rows.groups:
         plain = {"tokens_generated": sum(rows.tags[row].get("response_len", 0) for row in group.rows)}
@@ -83,12 +80,9 @@ def segment_advantages(rows: BatchRows, nodes: Nodes) -> torch.Tensor:
 
 
 def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float | None], update: str, tokenizer) -> dict:
-    """Return a line of the trees file: the tree, its rewards, and the text of every token id that occurs in it.
-
-    `vocabulary` holds each token's text where it first occurs. Where it has another one, such as one of the tokens that
-    spell an emoji, its segment's `texts` hold [position, text].
-    A row without an answer has the reward None; `update` is `tree` if shared tokens are computed once, else `rows`.
-    """
+    """Return a line of the trees file. `vocabulary` holds each token's text where it first occurs; where it has another
+    one, such as a part of an emoji, its segment's `texts` hold [position, text]. A row without an answer has the reward
+    None; `update` is `tree` if shared tokens are computed once, else `rows`."""
     records, vocabulary = tree.to_dict()["segments"], {}
     parents = {segment.parent for segment in tree.segments}
     for end in set(range(len(records))) - parents:

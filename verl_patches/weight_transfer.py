@@ -1,12 +1,18 @@
-"""Ends the wait of a worker that sends weights to an engine which does not answer.
+"""Gives each run on a machine its own sockets for weights, and ends the wait for an engine that does not answer.
 
-verl 0.9.1 sends buckets of weights by a socket and waits without a limit for the engine's answer to each
-(`bucketed_weight_transfer.py`). If loading a bucket raises, the engine never answers, and the exception is only in the
-call that told it to load weights. `watch_answers` lets the sender check that call, and `remember_calls` lets the server
-adapter store it. Both can go when upstream's sender has a limit and checks the call.
+verl 0.9.1 sends buckets of weights to its vLLM servers by a socket (`bucketed_weight_transfer.py`). It names the
+sockets in /tmp by Ray's job id, replica and rank. Every run that starts its own Ray has the job id 01000000, so the
+second run on a machine takes over the first one's socket while weights are sent: one of them waits forever, or a server
+gets the other run's weights. Both ends are processes of the same raylet, whose process id is in their environment.
+
+It also waits without a limit for the engine's answer to each bucket. If loading one raises, the engine never answers,
+and the exception is only in the call that told it to load weights, which the server adapter has made.
+
+This can go when upstream's names contain the session, and its sender has a limit and checks the call.
 """
 
 import functools
+import os
 import time
 from types import ModuleType
 from typing import Any
@@ -16,18 +22,18 @@ import zmq
 
 from verl.utils.fault_reports import cause_of
 
+SUFFIX = ".sock"
 POLL_SECONDS = 1.0
 # longest wait for the answer to one bucket; loading a bucket takes seconds
 ANSWER_SECONDS = 600.0
 
-# socket address -> this process's call that lets the engine receive weights there
+# upstream's socket address -> this process's call that lets the engine receive weights there
 _calls: dict[str, ray.ObjectRef] = {}
 
 
 class AnswerSocket:
-    """The bound socket of a `BucketedWeightSender`, which raises if the engine's call, which `remember_calls` has
-    stored under the sender's address, has ended, or if the engine does not take or answer a message for
-    `ANSWER_SECONDS`."""
+    """The bound socket of a `BucketedWeightSender`, which raises if the engine's call has ended, or if the engine does
+    not take or answer a message for `ANSWER_SECONDS`."""
 
     def __init__(self, socket, address: str):
         self._socket, self._call = socket, _calls.get(address)
@@ -58,22 +64,26 @@ class AnswerSocket:
         return getattr(self._socket, name)
 
 
-def watch_answers(bucketed_weight_transfer: ModuleType) -> None:
-    """Let `BucketedWeightSender` use an `AnswerSocket`, which ends a hopeless wait."""
+def watch_transfers(bucketed_weight_transfer: ModuleType) -> None:
+    """Add the run to the names of both ends' sockets, and let the sender use an `AnswerSocket`."""
     sender = bucketed_weight_transfer.BucketedWeightSender
-    start, bind = sender.__init__, sender._init_socket
+    for end in (sender, bucketed_weight_transfer.BucketedWeightReceiver):
 
-    @functools.wraps(start)
-    def init(self, zmq_handle: str, *args, **kwargs):
-        start(self, zmq_handle, *args, **kwargs)
-        self.adapters_address = zmq_handle
+        def init(self, zmq_handle: str, *args, start=end.__init__, **kwargs):
+            self.adapters_address = zmq_handle
+            if raylet := os.environ.get("RAY_RAYLET_PID"):
+                zmq_handle = f"{zmq_handle.removesuffix(SUFFIX)}-raylet-{raylet}{SUFFIX}"
+            start(self, zmq_handle, *args, **kwargs)
+
+        end.__init__ = init
+    bind = sender._init_socket
 
     @functools.wraps(bind)
     def init_socket(self):
         bind(self)
         self.socket = AnswerSocket(self.socket, self.adapters_address)
 
-    sender.__init__, sender._init_socket = init, init_socket
+    sender._init_socket = init_socket
 
 
 def remember_calls(vllm_rollout: ModuleType) -> None:

@@ -1,10 +1,10 @@
-"""The number of steps that a run trains, and runs that would train none."""
+"""What is settled of steps and workers, and runs that would train no step."""
 
 import pytest
 from omegaconf import OmegaConf
 
 from verl.trainer.checks.run_dir import check_resumed_step, check_steps_left
-from verl.trainer.checks.settle import settle_epochs
+from verl.trainer.checks.settle import scale_workers, settle_epochs
 from verl.utils.fault_reports import RunError
 
 
@@ -36,3 +36,21 @@ def test_a_resumed_step_beyond_the_last_is_refused_before_anything_starts(tmp_pa
         check_resumed_step(config)
     for change in ({"resume_mode": "disable"}, {"val_only": True}, {"total_training_steps": None}):
         check_resumed_step(OmegaConf.create({"trainer": trainer | change}))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rollout_nodes", "given", "expected"),
+    [
+        (1, None, (None, None), (8, 8)),
+        (4, None, (None, None), (32, 32)),
+        (4, 2, (None, None), (48, 48)),
+        (4, None, (8, None), (8, 32)),
+        (4, None, (None, 1), (32, 1)),
+    ],
+)
+def test_null_numbers_of_workers_become_eight_a_node(nodes, rollout_nodes, given, expected):
+    rollout = {"nnodes": rollout_nodes, "agent": {"num_workers": given[0]}}
+    sections = {"trainer": {"nnodes": nodes}, "reward": {"num_workers": given[1]}}
+    config = OmegaConf.create(sections | {"actor_rollout_ref": {"rollout": rollout}})
+    scale_workers(config)
+    assert (config.actor_rollout_ref.rollout.agent.num_workers, config.reward.num_workers) == expected

@@ -1,4 +1,4 @@
-"""A worker sends weights, by upstream's server adapter and sender, to an engine that fails or hangs."""
+"""Weights on their way by upstream's sender and receiver: two runs on a machine, and engines that fail or hang."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ PROGRAM = """
 import asyncio, os, sys, time
 import ray, torch
 from omegaconf import OmegaConf
-from verl_patches import weight_answers
+from verl_patches import weight_transfer
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
 @ray.remote(num_cpus=0)
@@ -46,7 +46,7 @@ class Server:
 
 ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=10**8)
 os.environ |= {"RANK": "0", "RAY_LOCAL_WORLD_SIZE": "1", "RAY_RAYLET_PID": "71"}
-weight_answers.ANSWER_SECONDS = 6 if sys.argv[1] == "hangs" else 60
+weight_transfer.ANSWER_SECONDS = 6 if sys.argv[1] == "hangs" else 60
 one = dict.fromkeys(("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"), 1)
 engine = {"_target_": "verl.workers.config.CheckpointEngineConfig", "update_weights_bucket_megabytes": 1}
 bucket = {"checkpoint_engine": engine}
@@ -88,3 +88,37 @@ def test_weights_arrive():
 def test_an_engine_that_does_not_take_weights_ends_the_wait(behavior, message):
     output, seconds = send_to_engine(behavior)
     assert message in output and seconds < 20
+
+
+# the first worker of each run, and its server: four forks, which differ in the variable that their raylet sets
+TWO_RUNS = """
+import asyncio, multiprocessing, os, torch
+from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver, BucketedWeightSender
+HANDLE = "ipc:///tmp/rl-colocate-zmq-01000000-replica-test-rank-0.sock"
+
+def send(raylet):
+    os.environ["RAY_RAYLET_PID"] = str(raylet)
+    weights = iter([("weight", torch.full((4,), float(raylet)))])
+    asyncio.run(BucketedWeightSender(zmq_handle=HANDLE, bucket_size_mb=1, use_shm=True).async_send_weights(weights))
+
+def receive(raylet):
+    os.environ["RAY_RAYLET_PID"] = str(raylet)
+    receiver = BucketedWeightReceiver(zmq_handle=HANDLE, device=torch.device("cpu"), use_shm=True)
+    receiver.receive_weights(lambda weights, is_last: print("RECEIVED", raylet, *weights[0][1].tolist(), flush=True))
+
+fork = multiprocessing.get_context("fork")
+# both senders are there before any receiver: with one name for both, the second takes the first one's place
+processes = [fork.Process(target=end, args=(raylet,), daemon=True) for end in (send, receive) for raylet in (11, 22)]
+for process in processes:
+    process.start()
+    process.join(timeout=1)
+for process in processes:
+    process.join(timeout=10)
+"""
+
+
+def test_each_server_gets_its_own_runs_weights():
+    run = {"env": as_in_a_run(os.environ), "capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run(["python", "-c", TWO_RUNS], **run)
+    received = sorted(line for line in done.stdout.splitlines() if line.startswith("RECEIVED"))
+    assert received == ["RECEIVED 11 11.0 11.0 11.0 11.0", "RECEIVED 22 22.0 22.0 22.0 22.0"], done.stderr[-2000:]
