@@ -73,14 +73,13 @@ class ExploreActorConfig(LossKeys, PrefixTreeActorConfig):  # type: ignore[valid
             )
 
 
-def _credit_sections() -> type:
-    """Return a plain dataclass with one field, a section, for each registered credit that has keys."""
-    sections = [(name, Any, field(default=None)) for name, credit in parts("credit").items() if credit.keys is not None]
-    return make_dataclass("CreditSections", sections)
+CreditSections = make_dataclass(
+    "CreditSections", [(name, Any, field(default=None)) for name, part in parts("credit").items() if part.keys]
+)
 
 
 @dataclass
-class ExploreAlgoConfig(_credit_sections(), AlgoConfig):  # type: ignore[misc]
+class ExploreAlgoConfig(CreditSections, AlgoConfig):  # type: ignore[misc, valid-type]
     """Upstream's algorithm config with a section for each registered credit that has keys."""
 
     def __post_init__(self):
@@ -96,24 +95,20 @@ class Parts(NamedTuple):
 
 
 def parts_of(rollout) -> Parts:
-    """Return the tree and the environment that `actor_rollout_ref.rollout` chooses: by the keys `tree` and
-    `environment`, or by `name` and `mode` as in the scripts of the papers' authors (`Tree.rollout_names`,
-    `Tree.rollout_modes`)."""
+    """Return what `actor_rollout_ref.rollout` chooses: by the keys `tree` and `environment`, or by `name` and `mode` as
+    in the scripts of the papers' authors (`Tree.rollout_names`, `Tree.rollout_modes`)."""
     tree, by_name = rollout.get("tree", None), tree_of_rollout_name().get(rollout.name)
     if by_name and tree not in (None, by_name):
         raise ValueError(f"{ROLLOUT}.name={rollout.name} is {ROLLOUT}.tree={by_name}, and not {tree}: leave out one")
     environment = rollout.get("environment", None)
-    if by_mode := tree_of_rollout_mode().get(rollout.mode):
-        if environment == "none":
-            raise ValueError(
-                f"{ROLLOUT}.mode={rollout.mode} is {ROLLOUT}.environment=tools, and not none: leave out one"
-            )
-        return Parts(by_name or tree or by_mode, environment or "tools")
-    return Parts(by_name or tree, environment or "none")
+    by_mode = tree_of_rollout_mode().get(rollout.mode)
+    if by_mode and environment == "none":
+        raise ValueError(f"{ROLLOUT}.mode={rollout.mode} is {ROLLOUT}.environment=tools, and not none: leave out one")
+    return Parts(by_name or tree or by_mode, environment or ("tools" if by_mode else "none"))
 
 
 def needs_answers(config) -> str:
-    """Return the `key=value` of a run's config that needs reference answers; empty if none does."""
+    """Return the `key=value` that needs reference answers; empty if none does."""
     credit = credit_of(config.algorithm.adv_estimator)
     if credit and ANSWER_GAINS in credit.needs:
         return f"algorithm.adv_estimator={credit.name}"
@@ -123,8 +118,7 @@ def needs_answers(config) -> str:
 
 @dataclass
 class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: ignore[valid-type, misc]
-    """Upstream's rollout config with our keys under actor_rollout_ref.rollout, including those of trees and
-    samplers."""
+    """Upstream's rollout config with our keys under actor_rollout_ref.rollout, also of trees and samplers."""
 
     _mutable_fields = RolloutConfig._mutable_fields | {"tools", *TREE_SECTIONS}
 
@@ -154,8 +148,7 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
             self.tools = with_upstream_tools(self.tools, self.multi_turn)
         if chosen.environment != "none" and chosen.tree is None:
             raise ValueError(
-                f"{ROLLOUT}.environment={chosen.environment} needs {ROLLOUT}.tree; plain: trajectories that do not "
-                "branch"
+                f"{ROLLOUT}.environment={chosen.environment} needs {ROLLOUT}.tree; tree=plain does not branch"
             )
         if chosen.environment in ("tools", "chat"):
             self._check_tools(chosen.environment)
@@ -165,10 +158,7 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
 
         check_format(self.multi_turn.format)
         if self.tools.describe_in_prompt:
-            raise ValueError(
-                f"{ROLLOUT}.tools.describe_in_prompt=true: expected false with environment=chat, whose chat template "
-                "describes the tools"
-            )
+            raise ValueError(f"{ROLLOUT}.tools.describe_in_prompt=true: with environment=chat the template does that")
 
     def _check_tools(self, environment: str) -> None:
         if not self.tools.tool_instances:

@@ -18,19 +18,16 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 from verl.utils.fault_reports import cause_of
 
-# requests that end in one step of the engine end within about this time
-COLLECT_SECONDS = 0.002
+COLLECT_SECONDS = 0.002  # within about this time end the requests that end in one step of the engine
 # function that `generate` of a server calls when the request has its first token
 on_first_token: ContextVar[Callable[[], None]] = ContextVar("on_first_token", default=lambda: None)
 
 
-@dataclass(frozen=True)
 class FirstToken:
     """An answer which says that the request no longer waits for other requests, before the answer with its tokens."""
 
