@@ -169,7 +169,7 @@ def test_a_failing_group_fails_alone(queue):
     [
         ("exits in a task", "UserCodeExit: a task raised SystemExit(3)"),
         ("times out", "TimeoutError: the judge gave no answer"),
-        ("stuck", "group rollout of prompt stuck ended after rollout.group_timeout=0.5 s"),
+        ("stuck", "TimeoutError: the group ended after rollout.group_timeout=0.5 s"),
         *((uid, f"ValueError: the reward is {it!r}, expected a finite number") for uid, it in NO_REWARDS.items()),
     ],
 )

@@ -38,10 +38,10 @@ def _as_fields(name: str, *kinds: str) -> type:
     return make_dataclass(name, keys.values())
 
 
-def _checked_keys(section: Any, name: str, *kinds: str) -> Iterator[Any]:
-    """Yield the settings of each part in a section after the part's own dataclass has read and checked them."""
+def _check_keys(section: Any, name: str, *kinds: str) -> None:
+    """Let each part's own dataclass check its settings in a section."""
     for cls in dict.fromkeys(_keys_of_parts(*kinds)):
-        yield read_keys(cls, {key.name: getattr(section, key.name) for key in fields(cls)}, name)
+        read_keys(cls, {key.name: getattr(section, key.name) for key in fields(cls)}, name)
 
 
 LossKeys = _as_fields("LossKeys", "loss")
@@ -61,7 +61,7 @@ class ExploreActorConfig(LossKeys, PrefixTreeActorConfig):  # type: ignore[valid
 
     def __post_init__(self):
         super().__post_init__()
-        list(_checked_keys(self, ACTOR, "loss"))
+        _check_keys(self, ACTOR, "loss")
         mode, loss_of = self.policy_loss.loss_mode, loss_of_switch()
         chosen = parts("loss").get(mode)
         wrapped = chosen.wrapped(self) if chosen else None
@@ -134,7 +134,7 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Unknown rollout mode")
             RolloutConfig.__post_init__(self)
-        list(_checked_keys(self, ROLLOUT, "tree", "sampler"))
+        _check_keys(self, ROLLOUT, "tree", "sampler")
         for name, cls in TREE_SECTIONS.items():
             setattr(self, name, _section(name, cls, getattr(self, name) or {}))
         self.tools = _section("tools", ToolsConfig, self.tools)
@@ -144,21 +144,16 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
         if chosen != (None, "none") and self.name not in ("vllm", *tree_of_rollout_name()):
             raise ValueError(f"{ROLLOUT}.name={self.name}: {ROLLOUT}.tree={chosen.tree} is grown on name=vllm")
         if chosen.environment == "chat":
-            self._check_chat()
+            from verl.workers.rollout.chat.calls import check_format  # imports upstream's agent loop
+
+            check_format(self.multi_turn.format)
+            if self.tools.describe_in_prompt:
+                raise ValueError(f"{ROLLOUT}.tools.describe_in_prompt=true: expected false with environment=chat")
             self.tools = with_upstream_tools(self.tools, self.multi_turn)
         if chosen.environment != "none" and chosen.tree is None:
-            raise ValueError(
-                f"{ROLLOUT}.environment={chosen.environment} needs {ROLLOUT}.tree; tree=plain does not branch"
-            )
+            raise ValueError(f"{ROLLOUT}.environment={chosen.environment} needs {ROLLOUT}.tree, such as plain")
         if chosen.environment in ("tools", "chat"):
             self._check_tools(chosen.environment)
-
-    def _check_chat(self) -> None:
-        from verl.workers.rollout.chat.calls import check_format  # imports upstream's agent loop
-
-        check_format(self.multi_turn.format)
-        if self.tools.describe_in_prompt:
-            raise ValueError(f"{ROLLOUT}.tools.describe_in_prompt=true: with environment=chat the template does that")
 
     def _check_tools(self, environment: str) -> None:
         if not self.tools.tool_instances:

@@ -134,12 +134,9 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             if not group.done():  # this task is cancelled, or the time is over
                 group.cancel()
                 await asyncio.wait({group}, timeout=GIVE_UP_SECONDS)
-        if not in_time:
-            message = f"group rollout of prompt {uid} ended after rollout.group_timeout={seconds} s"
-            logger.error(message)
-            self.counts[partition].add(message)
-            return "failure"
         try:
+            if not in_time:
+                raise TimeoutError(f"the group ended after rollout.group_timeout={seconds} s")
             group.result()
         except (Exception, asyncio.CancelledError) as error:
             if self.stopping:

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -232,13 +233,12 @@ class TreeRollout:
             raise ValueError(f"a prompt of {prompt_tokens} tokens leaves none of {most_tokens(rollout)} for a response")
         return min(rollout.response_length, left)
 
-    def _answer_likelihood(self, engine: RolloutEngine, row: Mapping[str, Any]):
-        async def score(before: Sequence[int], continuation: Sequence[int]) -> list[float]:
-            return await engine.score(before, continuation, row["uid"])
-
-        answers = reference_answers(row)
-        context = most_tokens(self.config.actor_rollout_ref.rollout)
-        return AnswerLikelihood(score, self.tokenizer, closing_text(self.config), answers, context)
+    def _answer_likelihood(self, engine: RolloutEngine, row: Mapping[str, Any]) -> AnswerLikelihood:
+        score, context = (
+            partial(engine.score, request_id=row["uid"]),
+            most_tokens(self.config.actor_rollout_ref.rollout),
+        )
+        return AnswerLikelihood(score, self.tokenizer, closing_text(self.config), reference_answers(row), context)
 
     def _score(self, prompt: Mapping[str, Any], prompt_ids: list[int]) -> Score | None:
         if self.compute_score is None:
