@@ -14,8 +14,7 @@ class _AfterImportFinder:
         self.callbacks: dict[str, list[Callable[[ModuleType], None]]] = {}
 
     def find_spec(self, fullname: str, path=None, target=None) -> ModuleSpec | None:
-        callbacks = self.callbacks.pop(fullname, None)
-        if not callbacks:
+        if not (callbacks := self.callbacks.pop(fullname, None)):
             return None
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:

@@ -14,32 +14,18 @@ def normalize_entropy(
     scale_pos: float | torch.Tensor,
     scale_neg: float | torch.Tensor,
 ) -> torch.Tensor:
-    """Return h = clamp(z * (scale_pos if z > 0 else scale_neg), -1, 1) with z = (log H - median) / std.
-
-    Args:
-        entropy: entropy H in nats, any shape. The other arguments are numbers, or tensors that broadcast with it.
-
-    Returns:
-        float32, the shape of `entropy`, without gradient.
-    """
+    """Return h = clamp(z * (scale_pos if z > 0 else scale_neg), -1, 1) with z = (log H - median) / std, for H in nats:
+    float32, of the shape of `entropy`, without gradient. The other arguments are numbers, or tensors that broadcast."""
     z = (entropy.detach().float().clamp(min=ENTROPY_FLOOR).log_() - median).div_(std)
     return z.mul_(torch.where(z > 0, scale_pos, scale_neg)).clamp_(-1.0, 1.0)
 
 
 def compute_entropy_based_temperature(
-    logits: torch.Tensor,
-    temperature_tau: float | torch.Tensor,
-    **statistics: float | torch.Tensor,
+    logits: torch.Tensor, temperature_tau: float | torch.Tensor, **statistics: float | torch.Tensor
 ) -> torch.Tensor:
-    """Return the factor 1 + temperature_tau h by which HAPO multiplies the temperature of every row.
-
-    Args:
-        logits: (R, V) logits before any temperature; -inf marks impossible tokens.
-        temperature_tau, statistics: numbers, or (R,) tensors; the statistics are arguments of `normalize_entropy`.
-
-    Returns:
-        (R,) float32.
-    """
+    """Return (R,) float32, the factor 1 + temperature_tau h by which HAPO multiplies the temperature of every row of
+    logits (R, V) before any temperature; -inf marks impossible tokens. The other arguments, numbers or (R,) tensors,
+    are those of `normalize_entropy`."""
     return 1 + temperature_tau * normalize_entropy(entropy_of_logits(logits), **statistics)
 
 

@@ -23,11 +23,8 @@ ENTROPY_FLOOR = 1e-6  # in nats; if one token is certain, the entropy is 0, whic
 
 
 def read_settings(sampling_params) -> tuple[float, ...] | None:
-    """Return the request's settings in the order of SETTINGS.
-
-    The result is None if the request has not opted in, and if the settings would change nothing, as temperature_tau or
-    the temperature is 0.
-    """
+    """Return the request's settings in the order of SETTINGS; None if the request has not opted in, or the settings
+    change nothing, because temperature_tau or the temperature is 0."""
     settings = (sampling_params.extra_args or {}).get(KEY)
     if settings is None:
         return None
@@ -44,10 +41,8 @@ def read_settings(sampling_params) -> tuple[float, ...] | None:
 
 def refuse_wrong_requests() -> None:
     """Wrap `InputProcessor._validate_params`, with which vLLM 0.24 and 0.30 check every request, to check settings too.
-
     The wrapper raises ValueError for wrong settings, and for an engine that cannot serve them (`can_temper`). This can
-    go when vLLM lets an engine name a check of `extra_args` without naming a logits processor.
-    """
+    go when vLLM lets an engine name a check of `extra_args` without naming a logits processor."""
     after_import("vllm.v1.engine.input_processor", _wrap_validation)
 
 

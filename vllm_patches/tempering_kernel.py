@@ -75,9 +75,7 @@ def _divide_row(
 @triton.jit
 def _entropy(logits_ptr, vocab_size, BLOCK: tl.constexpr):
     """Return the entropy in nats of softmax(y): log sum e^d - sum d e^d / sum e^d, with d = y minus the highest logit.
-
-    While the row is read, y is taken minus the highest logit so far; both sums are rescaled when a higher one comes.
-    """
+    While the row is read, y is taken minus the highest logit so far; both sums are rescaled when a higher one comes."""
     top = -3.0e38  # not -inf, because -inf - (-inf) is NaN
     total = 0.0
     weighted = 0.0

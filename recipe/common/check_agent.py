@@ -13,7 +13,7 @@ import sys
 
 from verl.workers.rollout.agent.environment import AgentKeys
 from verl.workers.rollout.agent.gateway import Reply
-from verl.workers.rollout.trial import try_agent
+from verl.workers.rollout.run_environment import try_agent
 
 ROW = {"prompt": [{"role": "user", "content": "What is 2 + 2?"}]}
 

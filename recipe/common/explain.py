@@ -47,8 +47,7 @@ from verl.utils.atomic_files import replacing
 from verl.utils.parts import compares, computed_fields, credit_of, load_choices
 from verl.utils.token_fields import FIELDS
 from verl.workers.rollout.chat.template import make_builder
-from verl.workers.rollout.engines.local_transformers import TransformersEngine
-from verl.workers.rollout.engines.toy import ToyModel
+from verl.workers.rollout.engines.local_transformers import ToyModel, TransformersEngine
 from verl.workers.rollout.prompt_task import STEP_SETTINGS, PromptSettings, PromptTask
 from verl.workers.rollout.tools.base_tool import BaseTool
 from verl.workers.rollout.trajectory_tree import SEGMENT_IDS, TREE, TrajectoryTree

@@ -11,7 +11,7 @@ import json
 import sys
 
 from verl.workers.rollout.gym.environment import GymKeys
-from verl.workers.rollout.trial import try_gym
+from verl.workers.rollout.run_environment import try_gym
 
 
 def main() -> None:

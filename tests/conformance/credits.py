@@ -40,20 +40,13 @@ def values_of_fields() -> Mapping[str, Callable]:
 
 
 class Batch(NamedTuple):
-    """Rows of some prompts, B; tensors are (B, T).
+    """Rows of some prompts, B; tensors are (B, T)."""
 
-    Args:
-        rewards: the outcome on the last token of each row, which a tool may have written.
-        index: (B,) prompts.
-        entropy: of the old policy, from which the trainer computes fields over the whole batch.
-        fields: the other token fields, and numbers of the reward function (B,), by name.
-    """
-
-    rewards: torch.Tensor
+    rewards: torch.Tensor  # the outcome on the last token of each row, which a tool may have written
     mask: torch.Tensor
-    index: np.ndarray
-    entropy: torch.Tensor
-    fields: dict[str, torch.Tensor]
+    index: np.ndarray  # (B,) prompts
+    entropy: torch.Tensor  # of the old policy, from which the trainer computes fields over the whole batch
+    fields: dict[str, torch.Tensor]  # the other token fields, and numbers of the reward function (B,), by name
 
     def rows(self, at) -> "Batch":
         fields = {name: values[at] for name, values in self.fields.items()}

@@ -27,24 +27,14 @@ MANY = 2000  # tokens, more than any answer of the cases
 
 
 class Case(NamedTuple):
-    """An environment.
+    """An environment."""
 
-    Args:
-        make: makes the environment of a worker with this number of instances.
-        turns: token ids of three or more turns that it answers, so that a state has several branches; none for an
-            environment that never answers.
-        end_tokens: tokens with which the model ends a response.
-        decode: text of token ids, where turns end with a text.
-        row: row of the data set.
-        count_alive: number of live instances and servers, seen from outside.
-    """
-
-    make: Callable[[int], Environment]
-    turns: Sequence[Sequence[int]]
-    end_tokens: Collection[int]
-    decode: Callable[[Sequence[int]], str] = str
-    row: Mapping[str, Any] = {}
-    count_alive: Callable[[], int] = lambda: 0
+    make: Callable[[int], Environment]  # makes the environment of a worker with this number of instances
+    turns: Sequence[Sequence[int]]  # three or more that it answers, or none for an environment that never answers
+    end_tokens: Collection[int]  # with which the model ends a response
+    decode: Callable[[Sequence[int]], str] = str  # where turns end with a text
+    row: Mapping[str, Any] = {}  # of the data set
+    count_alive: Callable[[], int] = lambda: 0  # live instances and servers, seen from outside
 
 
 def in_environments(case: Case, play, max_instances: int = 2):
@@ -77,12 +67,8 @@ def in_environments(case: Case, play, max_instances: int = 2):
 
 def content(answer: Answer | None):
     """Return what the model and the trainer see of an answer."""
-    return answer and (
-        answer.tokens,
-        answer.done,
-        answer.reward,
-        [(call["tool"], call.get("ok")) for call in answer.calls],
-    )
+    calls = answer and [(call["tool"], call.get("ok")) for call in answer.calls]
+    return answer and (answer.tokens, answer.done, answer.reward, calls)
 
 
 async def answers_of(environment: Environment, turns: Sequence[Sequence[int]]) -> list[Answer]:
@@ -154,9 +140,8 @@ def test_an_answer_has_at_most_so_many_tokens_and_leads_to_the_same_state(case):
                     if max_tokens == len(whole.tokens):
                         assert content(answer) == content(whole)
                     if after:
-                        assert content(await environment.answer(answer.state, case.turns[-1], MANY)) == content(
-                            after[0]
-                        )
+                        answer = await environment.answer(answer.state, case.turns[-1], MANY)
+                        assert content(answer) == content(after[0])
 
     in_environments(case, play)
 

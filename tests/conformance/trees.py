@@ -150,6 +150,26 @@ def test_the_order_in_which_requests_end_does_not_change_the_tree(tree, environm
         assert without_counts(grown_tree) == without_counts(expected)
 
 
+def test_prompts_side_by_side_grow_the_trees_that_each_grows_alone(tree):
+    """One policy serves all prompts of a worker."""
+    config = config_of(tree, "tools")
+    policy = parts("tree")[tree].policy.from_config(config, Paragraphs())
+    options = {"max_tokens": 30, "stop_token_ids": [EOS], "vocab_size": VOCAB}
+
+    async def score(tokens, about):
+        return parity(tokens)
+
+    async def together(*seeds):
+        engine, prompts = ParagraphEngine(delay=0.002), []
+        for seed in seeds:
+            own = policy.for_task(PromptTask({"raw_prompt": [], "uid": "a", "index": seed}, step=1), score)
+            n, answers = config.actor_rollout_ref.rollout.n, Calls(CALL_LIMIT)
+            prompts.append(grow(engine, PROMPT, n, own, environment=answers, seed=seed, **options))
+        return await asyncio.gather(*prompts)
+
+    assert asyncio.run(together(0, 1, 2)) == [alone for seed in range(3) for alone in asyncio.run(together(seed))]
+
+
 def without_counts(tree: TrajectoryTree) -> dict:
     """Without metrics that depend on which branch was first at an environment."""
     about = tree.to_dict()

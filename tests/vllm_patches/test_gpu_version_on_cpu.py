@@ -4,12 +4,11 @@ Its Python files run here, without its kernels: the tests below need no engine, 
 """
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.fresh import python_for
+from tests.fresh import output_of, python_for
 from tests.packages import GPU_VLLM, unpacked
 
 pytestmark = pytest.mark.slow
@@ -35,11 +34,5 @@ sys.exit(pytest.main(sys.argv[2:]))
 def test_patches_and_server():
     path = os.pathsep.join(map(str, (unpacked(GPU_VLLM, "*.py"), ROOT)))
     arguments = [*TESTS, "-k", f"not ({WITH_AN_ENGINE})", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*python_for(CODE), GPU_VLLM.partition("==")[2], *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    command = [*python_for(CODE), GPU_VLLM.partition("==")[2], *arguments]
+    output_of(command, {**os.environ, "PYTHONPATH": path}, cwd=ROOT)

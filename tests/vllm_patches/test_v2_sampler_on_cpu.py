@@ -12,14 +12,13 @@ import json
 import math
 import os
 import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.fresh import python_for, python_of
+from tests.fresh import output_of, python_for, python_of
 from tests.packages import GPU_VLLM, TRITON, unpacked
 
 pytestmark = pytest.mark.slow
@@ -90,15 +89,10 @@ def with_triton(version: str) -> dict[str, str]:
 def sampled(request) -> dict[str, list[dict]]:
     """The sampler's answers to all batches, by batch; one process for each version of vLLM."""
     made = batches() | batches_of_draws()
-    done = subprocess.run(
-        python_of(ROOT / "tests/workers/rollout/v2_sampler.py"),
-        input=json.dumps({"mode": "processed_logprobs", "batches": list(made.values())}),
-        capture_output=True,
-        text=True,
-        env={**with_triton(request.param), "TRITON_INTERPRET": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(zip(made, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    job = json.dumps({"mode": "processed_logprobs", "batches": list(made.values())})
+    environment = {**with_triton(request.param), "TRITON_INTERPRET": "1"}
+    output = output_of(python_of(ROOT / "tests/workers/rollout/v2_sampler.py"), environment, job)
+    return dict(zip(made, json.loads(output.splitlines()[-1]), strict=True))
 
 
 def reported(answer: dict) -> torch.Tensor:
@@ -264,11 +258,5 @@ def test_the_kernel_compiles_for_an_h100(tmp_path):
     """Triton's interpreter takes more of Python than its compiler does; no GPU is needed to compile."""
     assembler = Path(shutil.copy(unpacked(TRITON) / "triton/backends/nvidia/bin/ptxas", tmp_path))
     assembler.chmod(0o755)  # files of an unpacked wheel are not executable
-    done = subprocess.run(
-        python_for(COMPILE),
-        capture_output=True,
-        text=True,
-        env={**with_triton("installed"), "TRITON_CACHE_DIR": str(tmp_path), "TRITON_PTXAS_PATH": str(assembler)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) > 0
+    folders = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_PTXAS_PATH": str(assembler)}
+    assert int(output_of(python_for(COMPILE), with_triton("installed") | folders)) > 0

@@ -5,12 +5,12 @@ One real engine (about 40 s): the weights go through the same `load_weights` tha
 """
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.forked import as_in_a_run
+from tests.fresh import output_of
 
 pytestmark = pytest.mark.slow
 
@@ -74,10 +74,8 @@ def test_greedy_tokens_and_logprobs_follow_the_weights(tmp_path):
     script.write_text(CODE)
     # insecure: for the function sent to the worker; test only
     env = as_in_a_run({**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"})
-    command = ["python", str(script), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
-    printed = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("FOUND")]
-    assert done.returncode == 0, done.stderr[-3000:]
+    output = output_of(["python", str(script), str(folder)], env)
+    printed = [line.split()[1:] for line in output.splitlines() if line.startswith("FOUND")]
     differences = {label: float(value) for label, value in (f for f in printed if len(f) == 2)}
     assert set(differences) == {"loaded", "seeded", "update0", "update1"}
     assert all(value < 1e-4 for value in differences.values()), differences

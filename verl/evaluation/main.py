@@ -44,11 +44,11 @@ from verl.workers.rollout.contexts import ContextRule
 from verl.workers.rollout.engines.interface import end_of_sequence_ids, generation_config_of
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.gym.environment import GymKeys, make_gym
+from verl.workers.rollout.run_environment import try_gym
 from verl.workers.rollout.tools.environment import Tools
 from verl.workers.rollout.tools.http_json import is_loopback
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, tool_class
-from verl.workers.rollout.trial import try_gym
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 # settings on which the samples do not depend, and settings that `settings_of` replaces

@@ -27,7 +27,7 @@ from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.environment import NO_ENVIRONMENT
 from verl.workers.rollout.prompt_task import PromptTask
-from verl.workers.rollout.steps import add_steps, path_to, split_steps
+from verl.workers.rollout.trajectory_tree import add_steps, path_to, split_steps
 from verl.workers.rollout.tree_builder import BranchPolicy, Score, TreeBuilder, derived_seed
 
 

@@ -26,8 +26,7 @@ from verl.utils.token_fields import TokenField
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.prompt_task import PromptTask
-from verl.workers.rollout.steps import add_steps, path_to, split_steps
-from verl.workers.rollout.trajectory_tree import TrajectoryTree
+from verl.workers.rollout.trajectory_tree import TrajectoryTree, add_steps, path_to, split_steps
 from verl.workers.rollout.tree_builder import BranchPolicy, Path, Score, TreeBuilder, derived_seed
 
 # A branch's own tokens hold the number of the pivot that they follow, from 1 on; all other tokens hold 0.

@@ -25,8 +25,7 @@ from pydantic.dataclasses import dataclass
 from verl.utils.parts import register_tree
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import gather_or_cancel
-from verl.workers.rollout.steps import path_to
-from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment
+from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment, path_to
 from verl.workers.rollout.tree_builder import BranchPolicy, TreeBuilder, derived_seed
 
 Rounds = tuple[int, ...]  # a trajectory: the index of the last segment of each of its rounds

@@ -63,17 +63,16 @@ class TextWorldConfig:
         check_common_fields(self, ("rooms", "objects", "min_quest"), 1)
         require(self.min_quest <= self.max_quest, "max_quest", self.max_quest, "at least min_quest")
         require(self.theme in THEMES, "theme", self.theme, " or ".join(THEMES))
-        require(
-            self.train_size > 0 or self.demo_size == 0, "train_size", self.train_size, "training games to demonstrate"
-        )
+        has_games = self.train_size > 0 or self.demo_size == 0
+        require(has_games, "train_size", self.train_size, "training games to demonstrate")
         require(0 <= self.detours < 1, "detours", self.detours, "from 0, below 1")
 
 
 class GameSpec(NamedTuple):
-    """A game to make: its generator's seed, and the number of commands of its quest."""
+    """A game to make."""
 
     seed: int
-    quest: int
+    quest: int  # number of its commands
 
 
 def game_specs(config: TextWorldConfig, split: str, size: int) -> list[GameSpec]:
@@ -124,14 +123,15 @@ def walkthrough(path: Path) -> list[str]:
     return commands
 
 
-def demonstration(path: Path, detours: float, rng: random.Random) -> dict:
+def demonstration(number: int, spec: GameSpec, config: TextWorldConfig, folder: Path) -> dict:
     """Return a walk through a game as a conversation for the SFT trainer, in the messages of a rollout."""
     from recipe.tasks.textworld.environment import TextWorld
 
+    rng, path = random.Random(f"{config.seed} demonstration {number}"), make_game(spec, config, folder)
     game, done = TextWorld(with_commands=True), False
     messages = [{"role": "user", "content": f"{INSTRUCTION}\n\n{game.reset({'game': str(path)}, 0)}"}]
     while not done and len(messages) < 2 * MAX_COMMANDS and game.state.policy_commands:
-        is_detour = rng.random() < detours
+        is_detour = rng.random() < config.detours
         command = rng.choice(game.state.admissible_commands) if is_detour else game.state.policy_commands[0]
         observation, _, done = game.step(command)
         messages += [{"role": "assistant", "content": command}, {"role": "user", "content": observation}]
@@ -143,11 +143,6 @@ def row_of(spec: GameSpec, split: str, config: TextWorldConfig, folder: Path) ->
     path = make_game(spec, config, folder)
     truth = json.dumps({"walkthrough": walkthrough(path)})
     return rl_row("textworld", INSTRUCTION, truth, split, spec.seed, "game", environment={"game": str(path)})
-
-
-def numbered_demonstration(number: int, spec: GameSpec, config: TextWorldConfig, folder: Path) -> dict:
-    rng = random.Random(f"{config.seed} demonstration {number}")
-    return demonstration(make_game(spec, config, folder), config.detours, rng)
 
 
 def write_games(output_dir: str | Path, config: TextWorldConfig | None = None) -> dict[str, Path]:
@@ -163,7 +158,7 @@ def write_games(output_dir: str | Path, config: TextWorldConfig | None = None) -
             common: dict[str, Any] = {"config": made_with, "folder": folder / "games"}
             if split == "sft":
                 specs = itertools.cycle(game_specs(made_with, "train", made_with.train_size))
-                return list(processes.map(partial(numbered_demonstration, **common), range(size), specs))
+                return list(processes.map(partial(demonstration, **common), range(size), specs))
             make = partial(row_of, split=split, **common)
             return list(processes.map(make, game_specs(made_with, split, size)))
 

@@ -29,10 +29,8 @@ _BREAKS = re.compile(r"\s*\n\s*")
 
 
 class TextWorld:
-    """A game. The rewards of a won game sum to 1: each is the increase of the score, divided by the largest score.
-
-    With `with_commands`, `state` also has `policy_commands`, which win the game from here, and `admissible_commands`.
-    """
+    """A game. The rewards of a won game sum to 1: each is the increase of the score, divided by the largest score. With
+    `with_commands`, `state` also has `policy_commands`, which win the game from here, and `admissible_commands`."""
 
     def __init__(self, with_commands: bool = False):
         self.infos = textworld.EnvInfos(

@@ -18,10 +18,8 @@ def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs) -> dict:
-    """Score a response: 1 if the commands of the walkthrough occur in it in their order, else 0.
-
-    The ground truth is `{"walkthrough": ["open box", "take key"]}`, or the same as JSON text.
-    """
+    """Score a response: 1 if the commands of the walkthrough occur in it in their order, else 0. The ground truth is
+    `{"walkthrough": ["open box", "take key"]}`, or the same as JSON text."""
     text, place = str(solution_str), 0
     for command in walkthrough_of(ground_truth):
         found = text.find(command, place)

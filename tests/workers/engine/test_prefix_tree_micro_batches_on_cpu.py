@@ -111,34 +111,26 @@ def test_rows_of_other_temperatures_count_for_themselves():
     assert len(prepare_micro_batches(data)[0]) == 2
 
 
-def with_advantages(advantages: list[float], **settings):
-    data = mini_batch(max_token_len_per_gpu=7, **{SKIP_ZERO_ADVANTAGES: True, **settings})
-    rows = [torch.tensor([0.0, value]) for value in advantages]
-    data["advantages"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-    return data
-
-
 @pytest.mark.parametrize(
-    ("advantages", "most", "computed"),
+    ("advantages", "skip", "most", "computed"),
     [
-        ([1.0, 0.0, -1.0, 0.0], 1, [[0, 2]]),
-        ([1.0, 0.0, -1.0, 0.0], 2, [[0], [2]]),
-        ([0.0, 0.0, 0.0, 0.0], 1, [[0]]),
+        ([1.0, 0.0, -1.0, 0.0], True, 1, [[0, 2]]),
+        ([1.0, 0.0, -1.0, 0.0], True, 2, [[0], [2]]),
+        ([0.0, 0.0, 0.0, 0.0], True, 1, [[0]]),
+        ([0.0, 0.0, 0.0, 0.0], False, 1, [[0, 2], [1, 3]]),
         # another rank has three micro-batches, and so has this one, with rows that add nothing
-        ([0.0, 0.0, 0.0, 1.0], 3, [[0], [1], [3]]),
-        ([1.0, 1.0, 1.0, 1.0], 1, [[0, 2], [1, 3]]),
+        ([0.0, 0.0, 0.0, 1.0], True, 3, [[0], [1], [3]]),
+        ([1.0, 1.0, 1.0, 1.0], True, 1, [[0, 2], [1, 3]]),
     ],
 )
-def test_rows_without_advantages_are_left_out(monkeypatch, advantages, most, computed):
+def test_rows_without_advantages_are_left_out_where_they_add_nothing(monkeypatch, advantages, skip, most, computed):
     monkeypatch.setattr(micro_batches, "_most_over_ranks", lambda number, dp_group: max(number, most))
-    batches, indices = prepare_micro_batches(with_advantages(advantages))
+    data = mini_batch(max_token_len_per_gpu=7, **{SKIP_ZERO_ADVANTAGES: skip})
+    rows = [torch.tensor([0.0, value]) for value in advantages]
+    data["advantages"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    batches, indices = prepare_micro_batches(data)
     assert sorted(map(sorted, indices)) == computed
     assert [batch["row"].tolist() for batch in batches] == indices
-
-
-def test_rows_are_left_out_only_where_the_trainer_says_that_they_add_nothing():
-    indices = prepare_micro_batches(with_advantages([0.0] * 4, **{SKIP_ZERO_ADVANTAGES: False}))[1]
-    assert sorted(map(sorted, indices)) == [[0, 2], [1, 3]]
 
 
 def test_upstreams_engine_cuts_marked_mini_batches_by_trees():

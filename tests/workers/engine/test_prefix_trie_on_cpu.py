@@ -30,36 +30,28 @@ def random_sequences(rng: random.Random) -> tuple[list[list[int]], list[float]]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_as_a_trie_of_dictionaries(seed):
+def test_as_a_trie_of_dictionaries_in_pre_order(seed):
     rng = random.Random(seed)
     for _ in range(100):
-        check_nodes(*random_sequences(rng))
+        sequences, kinds = random_sequences(rng)
+        trie = build_trie(arrays(sequences), kinds)
+        check_nodes(trie, sequences, kinds)
+        check_order(trie)
 
 
-def check_nodes(sequences: list[list[int]], kinds: list[float]) -> None:
-    trie = build_trie(arrays(sequences), kinds)
+def check_nodes(trie: Trie, sequences: list[list[int]], kinds: list[float]) -> None:
     expected = prefixes(sequences, kinds)
     assert len(trie) == len(expected)
-
     prefix_of: dict[int, tuple] = {}
     for sequence, kind, nodes in zip(sequences, kinds, trie.node_of, strict=True):
         assert len(nodes) == len(sequence)
         for depth, node in enumerate(nodes.tolist()):
             assert trie.tokens[node] == sequence[depth] and trie.depth[node] == depth
             assert trie.parent[node] == (nodes[depth - 1] if depth else -1)
-            assert prefix_of.setdefault(node, (kind, tuple(sequence[: depth + 1]))) == (
-                kind,
-                tuple(sequence[: depth + 1]),
-            )
+            prefix = kind, tuple(sequence[: depth + 1])
+            assert prefix_of.setdefault(node, prefix) == prefix
     assert sorted(prefix_of) == list(range(len(trie)))  # every node is a sequence's, and no two are the same prefix
     assert set(prefix_of.values()) == expected
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_pre_order_and_segments(seed):
-    rng = random.Random(seed)
-    for _ in range(100):
-        check_order(build_trie(arrays(random_sequences(rng)[0])))
 
 
 def check_order(trie: Trie) -> None:

@@ -12,13 +12,8 @@ Worker = GroupAgentLoopWorker.__ray_metadata__.modified_class
 
 
 def make_worker(monkeypatch: pytest.MonkeyPatch, model_folder: str, reward_workers: list, *overrides: str):
-    """Return a worker that grows no trees.
-
-    Args:
-        model_folder: folder of a model; the worker reads its tokenizer and its config.
-        reward_workers: objects that are called as the handles of reward workers are.
-        overrides: overrides of the config `explore`, as on a command line.
-    """
+    """Return a worker that grows no trees, for a model's folder, objects that are called as the handles of reward
+    workers are, and overrides of the config `explore`."""
     monkeypatch.setattr(agent_loop_tq.tq, "init", lambda: None)
     model = f"actor_rollout_ref.model.path={model_folder}"
     config = composed("explore", "hardware=cpu", model, *overrides)

@@ -91,47 +91,34 @@ def test_a_trajectory_of_one_turn_has_no_gain():
     assert all(map(math.isnan, gains))
 
 
-def grown(policy, n=6, environment=None, **config):
-    async def growing():
-        engine = HashEngine(3.0, 2)
-
-        async def score(before, continuation):
-            found = []
-            for at, token in enumerate(continuation):
-                found.append(math.log(engine.probabilities([*before, *continuation[:at]])[token]))
-            return found
-
-        of_answer = likelihood(score, answers=("k", "cd"))
-        options = {"max_tokens": 40, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": 0}
-        options |= {} if environment is None else {"environment": environment}
-        tree = await grow(engine, PROMPT, n, policy, answer_likelihood=of_answer, **options)
-        return tree, of_answer, await answer_gains(tree, of_answer, log_prob=True)
-
-    return asyncio.run(growing())
-
-
 def test_gains_of_turns_with_tools_add_up():
-    tree, _, gains = grown(Plain(), environment=Calls(3))
+    engine = HashEngine(3.0, 2)
+
+    def log_prob(*tokens) -> float:
+        return math.log(engine.probabilities(tokens[:-1])[tokens[-1]])
+
+    async def score(before, continuation):
+        return [log_prob(*before, *continuation[: at + 1]) for at in range(len(continuation))]
+
+    def best(*before) -> float:
+        """By hand: the likelier of the answers k, and c d, behind the closing text b."""
+        read = [*PROMPT, *before, 1]
+        return max(log_prob(*read, 10), (log_prob(*read, 2) + log_prob(*read, 2, 3)) / 2)
+
+    async def growing():
+        options = {"max_tokens": 40, "stop_token_ids": [EOS], "vocab_size": VOCAB, "environment": Calls(3)}
+        tree = await grow(engine, PROMPT, 6, Plain(), **options)
+        return tree, await answer_gains(tree, likelihood(score, answers=("k", "cd")), log_prob=True)
+
+    tree, gains = asyncio.run(growing())
     ends = 0
     for row, mask, tokens in zip(gains, tree.response_masks(), tree.trajectories(), strict=True):
         places = [at for at, gain in enumerate(row) if not math.isnan(gain)]
         ends += len(places)
-        assert all(mask[at] == 0 and mask[at + 1] == 1 for at in places), "a turn ends with a result"
-        engine = HashEngine(3.0, 2)
-
-        def log_prob(before, answer, engine=engine):
-            return math.log(engine.probabilities([*PROMPT, *before, 1])[answer])
-
         for at in places:
-            best = max(log_prob(tokens[: at + 1], 10), two_letters(engine, tokens[: at + 1]))
-            start = max(log_prob([], 10), two_letters(engine, []))
-            assert sum(row[i] for i in places if i <= at) == pytest.approx(best - start)
+            assert mask[at] == 0 and mask[at + 1] == 1, "a turn ends with a result"
+            assert sum(row[i] for i in places if i <= at) == pytest.approx(best(*tokens[: at + 1]) - best())
     assert ends
-
-
-def two_letters(engine, before) -> float:
-    context = [*PROMPT, *before, 1]
-    return (math.log(engine.probabilities(context)[2]) + math.log(engine.probabilities([*context, 2])[3])) / 2
 
 
 def test_runs_that_read_likelihoods_need_answers():

@@ -18,19 +18,31 @@ from verl.utils.fault_reports import RunError
 from verl.workers.rollout import group_rollout
 from verl.workers.rollout.group_counts import GroupCounts
 from verl.workers.rollout.group_rollout import plain_suffices
-from verl.workers.rollout.prompt_task import STEP_SETTINGS, PromptSettings, PromptTask
+from verl.workers.rollout.prompt_task import PROMPT_SETTINGS, STEP_SETTINGS, PromptSettings, PromptTask
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 
 
-class Waits:
-    """The engine's queue: prompts whose uid begins with `queued` get their first token after so many seconds."""
+class Engine:
+    """Its queue: prompts whose uid begins with `queued` get their first token after 0.7 seconds."""
 
-    def __init__(self, seconds: float):
-        self.seconds, self.since = seconds, {}
+    def __init__(self):
+        self.released, self.since = [], {}
+
+    def release(self, uid: str) -> None:
+        self.released.append(uid)
 
     def is_queued(self, uid: str) -> bool:
         waited = time.monotonic() - self.since.setdefault(uid, time.monotonic())
-        return uid.startswith("queued") and waited < self.seconds
+        return uid.startswith("queued") and waited < 0.7
+
+
+ERRORS = {
+    "raises": ValueError("no such token"),
+    "exits": SystemExit(3),
+    "times out": asyncio.TimeoutError("the judge gave no answer"),
+    "cancels itself": asyncio.CancelledError(),
+    "engine": RunError("the engine's log-probabilities are NaN"),
+}
 
 
 class Rollout:
@@ -43,18 +55,10 @@ class Rollout:
         prompt = task.row
         self.asked.append((prompt["uid"], n, sampling_params, plain))
         await asyncio.sleep(0)
-        if prompt["uid"] == "raises":
-            raise ValueError("no such token")
-        if prompt["uid"] == "exits":
-            raise SystemExit(3)
+        if prompt["uid"] in ERRORS:
+            raise ERRORS[prompt["uid"]]
         if prompt["uid"] == "exits in a task":
             await asyncio.gather(asyncio.create_task(exits()), asyncio.sleep(60))
-        if prompt["uid"] == "times out":
-            raise asyncio.TimeoutError("the judge gave no answer")
-        if prompt["uid"] == "cancels itself":
-            raise asyncio.CancelledError
-        if prompt["uid"].startswith("engine"):
-            raise RunError("the engine's log-probabilities are NaN")
         if prompt["uid"].endswith("stuck"):
             await asyncio.sleep(60)
         if prompt["uid"] == "queued":
@@ -105,17 +109,16 @@ SETTINGS = ["n=3", "group_timeout=0.5", "val_kwargs.n=2", "calculate_log_probs=t
 
 @pytest.fixture
 def queue(monkeypatch, model_folder):
-    """A worker, (uid, status) in the order in which they were published, its rows (uid, session, their prompt), and
-    the sizes of the messages with statuses."""
-    published, put, messages = [], [], []
+    """A worker, (uid, status) in the order in which they were published, and its rows (uid, session, their prompt)."""
+    published, put = [], []
 
-    async def async_kv_batch_put(keys, tags, partition_id, fields=None):
+    async def async_kv_put(key, partition_id, tag):
+        await asyncio.sleep(0.01)
+        published.append((key, tag["status"]))
+
+    async def async_kv_batch_put(keys, tags, partition_id, fields):
         assert partition_id in ("train", "val")
         await asyncio.sleep(0.01)
-        if fields is None:
-            published.extend(zip(keys, (tag["status"] for tag in tags), strict=True))
-            messages.append(len(keys))
-            return
         for key, tag in zip(keys, tags, strict=True):
             put.append((*key.split("_")[:2], {"__do_sample__", "__rollout_n__", "agent_name"} & set(fields.keys())))
             assert tag["status"] == "success" and "rm_scores" in fields.keys()
@@ -131,10 +134,8 @@ def queue(monkeypatch, model_folder):
             monkeypatch.setattr(group_rollout.tq, name, function)
     settings = (f"actor_rollout_ref.rollout.{setting}" for setting in SETTINGS)
     worker = make_worker(monkeypatch, model_folder, [Scorer()], *settings)
-    worker.tree_rollout, worker.has_tree, worker.plain_suffices, released = Rollout(), True, True, []
-    waits = Waits(0.7)
-    worker.engine = SimpleNamespace(release=released.append, released=released, is_queued=waits.is_queued)
-    return worker, published, put, messages
+    worker.tree_rollout, worker.has_tree, worker.plain_suffices, worker.engine = Rollout(), True, True, Engine()
+    return worker, published, put
 
 
 def run(worker, uids, validate=False, **more):
@@ -147,7 +148,7 @@ def run(worker, uids, validate=False, **more):
 
 
 def test_a_failing_group_fails_alone(queue):
-    worker, published, put, _ = queue
+    worker, published, put = queue
     uids = ["raises", "fine", "too many", "no rows", "stuck", "fewer", "exits", "exits in a task", "times out"]
     uids += ["cancels itself", *NO_REWARDS]
     run(worker, uids)
@@ -168,7 +169,7 @@ def test_a_failing_group_fails_alone(queue):
     [
         ("exits in a task", "UserCodeExit: a task raised SystemExit(3)"),
         ("times out", "TimeoutError: the judge gave no answer"),
-        ("stuck", "group rollout of prompt stuck ended after rollout.group_timeout=0.5 s"),
+        ("stuck", "TimeoutError: the group ended after rollout.group_timeout=0.5 s"),
         *((uid, f"ValueError: the reward is {it!r}, expected a finite number") for uid, it in NO_REWARDS.items()),
     ],
 )
@@ -192,22 +193,8 @@ def test_an_engine_that_computes_nan_ends_the_run(queue, monkeypatch):
     worker, published, *_ = queue
     reports = []
     monkeypatch.setattr(group_rollout, "report_fault", reports.append)
-    run(worker, ["fine", "engine a"])
-    assert reports == ["the engine's log-probabilities are NaN"] and dict(published)["engine a"] == "failure"
-
-
-def test_a_status_that_the_queue_does_not_take_ends_the_run(queue, monkeypatch):
-    worker, *_ = queue
-    reports = []
-    monkeypatch.setattr(group_rollout, "report_fault", reports.append)
-
-    async def refuse(keys, tags, partition_id, fields=None):
-        raise ConnectionError("the storage is gone")
-
-    monkeypatch.setattr(group_rollout.tq, "async_kv_batch_put", refuse)
-    run(worker, ["fine", "fewer"])
-    lost = "a rollout worker could not say what became of prompt fine: ConnectionError: the storage is gone"
-    assert reports == [lost]
+    run(worker, ["fine", "engine"])
+    assert reports == ["the engine's log-probabilities are NaN"] and dict(published)["engine"] == "failure"
 
 
 def test_a_session_of_upstreams_agent_loops_that_failed_is_counted(queue, monkeypatch):
@@ -242,7 +229,9 @@ async def test_groups_that_are_given_up_at_the_end_of_a_run_are_no_failures(queu
     assert published == [("stuck", "running")] and worker.engine.released == ["stuck"]
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(0), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [ConnectionError("gone"), asyncio.CancelledError(), SystemExit(0), KeyboardInterrupt()], ids=repr
+)
 def test_a_status_that_is_lost_ends_the_run(queue, monkeypatch, error):
     """Nobody awaits the prompt's task, and the trainer would wait for its status forever."""
 
@@ -250,22 +239,22 @@ def test_a_status_that_is_lost_ends_the_run(queue, monkeypatch, error):
         raise error
 
     reports, (worker, *_) = [], queue
-    monkeypatch.setattr(group_rollout.tq, "async_kv_batch_put", put)
+    monkeypatch.setattr(group_rollout.tq, "async_kv_put", put)
     monkeypatch.setattr(group_rollout, "report_fault", reports.append)
     run(worker, ["good", "other"])
     (report,) = reports
-    assert "could not say what became of prompt" in report and type(error).__name__ in report
+    assert report.startswith("a rollout worker could not say what became of prompt good: " + type(error).__name__)
 
 
 def test_a_groups_status_comes_after_its_last_session(queue):
-    worker, published, put, _ = queue
+    worker, published, put = queue
     run(worker, ["unscored"])
     assert published == [("unscored", "running"), ("unscored", "failure")]
     assert put == [], "half a group is none"
 
 
 def test_validation_and_greedy_groups_do_not_branch(queue):
-    worker, published, put, _ = queue
+    worker, published, put = queue
     worker.tree_rollout.validates = True
     run(worker, ["sampled"])
     run(worker, ["greedy"], __do_sample__=False, __rollout_n__=1)
@@ -314,17 +303,13 @@ ROLLOUT = {"name": "vllm", "full_determinism": False, "trace": {"backend": None}
         {"trace": {"backend": "mlflow"}},
     ],
 )
-def test_keys_that_only_upstreams_client_implements_are_left_to_it(rollout):
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT, "model": {}}})
-    assert plain_suffices(config, None) and not plain_suffices(config, "a processor of images")
-    config.actor_rollout_ref.rollout.update(rollout)
-    assert not plain_suffices(config, None)
-
-
-def test_another_agent_loop_under_the_single_turns_name_is_kept(monkeypatch):
+def test_keys_that_only_upstreams_client_implements_are_left_to_it(rollout, monkeypatch):
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT, "model": {"mtp": {"enable": False}}}})
-    assert plain_suffices(config, None)
-    monkeypatch.setitem(group_rollout._agent_loop_registry, "single_turn_agent", {"_target_": "mine.Agent"})
+    assert plain_suffices(config, None) and not plain_suffices(config, "a processor of images")
+    with monkeypatch.context() as patch:
+        patch.setitem(group_rollout._agent_loop_registry, "single_turn_agent", {"_target_": "mine.Agent"})
+        assert not plain_suffices(config, None)
+    config.actor_rollout_ref.rollout.update(rollout)
     assert not plain_suffices(config, None)
 
 
@@ -341,7 +326,7 @@ def test_without_calculate_log_probs_plain_rows_have_none_as_upstreams(queue, mo
     assert len(columns) == 3 and not any("rollout_log_probs" in row for row in columns)
 
 
-def test_the_samplers_settings_go_with_training_prompts_alone(queue):
+def test_the_samplers_settings_go_with_training_prompts_only(queue):
     worker, *_ = queue
     worker.tree_rollout.validates = True
     settings = {STEP_SETTINGS: PromptSettings(sampler={"temperature_by_entropy": {"std": 1.0}})}
@@ -371,7 +356,7 @@ def test_the_most_diverse_by_hand():
 
 
 def test_rows_that_have_a_reward_are_not_scored(queue, monkeypatch):
-    worker, published, put, _ = queue
+    worker, published, put = queue
 
     async def rows(prompt, n, sampling_params, plain):
         outputs = [trajectory(i) for i in range(n)]
@@ -389,3 +374,21 @@ def test_rows_that_have_a_reward_are_not_scored(queue, monkeypatch):
     assert worker.reward_loop_worker_handles[0].sizes == [2]
     assert [output.reward_score for output in written[0]] == [2.0, 3.0, 0.0]
     assert [output.extra_fields["reward_extra_info"]["acc"] for output in written[0]] == [False, True, 0.0]
+
+
+ROW = {"uid": "u", "index": 3, "global_steps": 7, "raw_prompt": []}
+
+
+def test_settings_are_read_and_do_not_travel_on():
+    of_step = PromptSettings(sampler={"tau": 0.1}, tree=(0.9, 8))
+    of_prompt = PromptSettings(occurrence=2, tree=(4,))
+    task = PromptTask.of_row({**ROW, STEP_SETTINGS: of_step, PROMPT_SETTINGS: of_prompt})
+    assert task.row == ROW and task.step == 7
+    assert task.settings == PromptSettings(2, {"tau": 0.1}, (0.9, 8, 4))
+    assert [task.settings.tree_record(kind) for kind in (float, int, str)] == [0.9, 4, None]
+
+
+@pytest.mark.parametrize("columns", [{}, {STEP_SETTINGS: None, PROMPT_SETTINGS: None}])
+def test_a_row_without_settings_has_the_defaults(columns):
+    assert PromptTask.of_row({**ROW, **columns}) == PromptTask(ROW, 7, PromptSettings())
+    assert PromptTask.of_row({"uid": "u"}).step == 0

@@ -29,16 +29,9 @@ class Letters:
 
 
 class HashEngine:
-    """Token probabilities are powers of numbers drawn with the last `memory` tokens as the seed.
-
-    Args:
-        sharpness: the larger, the surer the engine is.
-        memory: so many tokens decide about the next one.
-        delay: most seconds that a request takes, drawn with `order`.
-
-    Attributes:
-        asked: the requests, in the order in which they came.
-    """
+    """Token probabilities are powers of numbers drawn with the last `memory` tokens as the seed: the larger
+    `sharpness`, the surer it is. A request takes up to `delay` seconds, drawn with `order`. `asked` are the requests so
+    far."""
 
     def __init__(self, sharpness=6.0, memory=6, delay=0.0, order=0):
         self.sharpness, self.memory, self.delay, self.clock = sharpness, memory, delay, random.Random(order)
@@ -74,12 +67,8 @@ class HashEngine:
 
 
 class Calls(Environment):
-    """Every s calls; one to five tokens answer, which follow from the turn. They may hold s and t, too.
-
-    Args:
-        call_limit: of a trajectory.
-        delay: most seconds that an answer takes, drawn with `order`.
-    """
+    """Every s calls; one to five tokens answer, which follow from the turn. They may hold s and t, too. An answer takes
+    up to `delay` seconds, drawn with `order`."""
 
     def __init__(self, call_limit=3, delay=0.0, order=0):
         self.call_limit, self.delay, self.clock, self.answered = call_limit, delay, random.Random(order), []
@@ -154,13 +143,8 @@ class GameInstance(Instance):
 
 
 class Game(StatefulEnvironment):
-    """A turn ends with t and is an action; the answer follows from all actions so far.
-
-    Args:
-        call_limit: of a trajectory.
-        delay: most seconds that a call of an instance takes, drawn with `order`.
-        fault: function of the actions so far and the number of instances so far; see `GameInstance`.
-    """
+    """A turn ends with t and is an action; the answer follows from all actions so far. An instance's call takes up to
+    `delay` seconds, drawn with `order`. `fault` is a function of the actions and the number of instances so far."""
 
     def __init__(
         self, call_limit=3, delay=0.0, order=0, can_copy=False, max_instances=64, fault=lambda *_: None, timeout=5.0

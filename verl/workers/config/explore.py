@@ -38,10 +38,10 @@ def _as_fields(name: str, *kinds: str) -> type:
     return make_dataclass(name, keys.values())
 
 
-def _checked_keys(section: Any, name: str, *kinds: str) -> Iterator[Any]:
-    """Yield the settings of each part in a section after the part's own dataclass has read and checked them."""
+def _check_keys(section: Any, name: str, *kinds: str) -> None:
+    """Let each part's own dataclass check its settings in a section."""
     for cls in dict.fromkeys(_keys_of_parts(*kinds)):
-        yield read_keys(cls, {key.name: getattr(section, key.name) for key in fields(cls)}, name)
+        read_keys(cls, {key.name: getattr(section, key.name) for key in fields(cls)}, name)
 
 
 LossKeys = _as_fields("LossKeys", "loss")
@@ -61,7 +61,7 @@ class ExploreActorConfig(LossKeys, PrefixTreeActorConfig):  # type: ignore[valid
 
     def __post_init__(self):
         super().__post_init__()
-        list(_checked_keys(self, ACTOR, "loss"))
+        _check_keys(self, ACTOR, "loss")
         mode, loss_of = self.policy_loss.loss_mode, loss_of_switch()
         chosen = parts("loss").get(mode)
         wrapped = chosen.wrapped(self) if chosen else None
@@ -73,14 +73,13 @@ class ExploreActorConfig(LossKeys, PrefixTreeActorConfig):  # type: ignore[valid
             )
 
 
-def _credit_sections() -> type:
-    """Return a plain dataclass with one field, a section, for each registered credit that has keys."""
-    sections = [(name, Any, field(default=None)) for name, credit in parts("credit").items() if credit.keys is not None]
-    return make_dataclass("CreditSections", sections)
+CreditSections = make_dataclass(
+    "CreditSections", [(name, Any, field(default=None)) for name, part in parts("credit").items() if part.keys]
+)
 
 
 @dataclass
-class ExploreAlgoConfig(_credit_sections(), AlgoConfig):  # type: ignore[misc]
+class ExploreAlgoConfig(CreditSections, AlgoConfig):  # type: ignore[misc, valid-type]
     """Upstream's algorithm config with a section for each registered credit that has keys."""
 
     def __post_init__(self):
@@ -96,24 +95,20 @@ class Parts(NamedTuple):
 
 
 def parts_of(rollout) -> Parts:
-    """Return the tree and the environment that `actor_rollout_ref.rollout` chooses: by the keys `tree` and
-    `environment`, or by `name` and `mode` as in the scripts of the papers' authors (`Tree.rollout_names`,
-    `Tree.rollout_modes`)."""
+    """Return what `actor_rollout_ref.rollout` chooses: by the keys `tree` and `environment`, or by `name` and `mode` as
+    in the scripts of the papers' authors (`Tree.rollout_names`, `Tree.rollout_modes`)."""
     tree, by_name = rollout.get("tree", None), tree_of_rollout_name().get(rollout.name)
     if by_name and tree not in (None, by_name):
         raise ValueError(f"{ROLLOUT}.name={rollout.name} is {ROLLOUT}.tree={by_name}, and not {tree}: leave out one")
     environment = rollout.get("environment", None)
-    if by_mode := tree_of_rollout_mode().get(rollout.mode):
-        if environment == "none":
-            raise ValueError(
-                f"{ROLLOUT}.mode={rollout.mode} is {ROLLOUT}.environment=tools, and not none: leave out one"
-            )
-        return Parts(by_name or tree or by_mode, environment or "tools")
-    return Parts(by_name or tree, environment or "none")
+    by_mode = tree_of_rollout_mode().get(rollout.mode)
+    if by_mode and environment == "none":
+        raise ValueError(f"{ROLLOUT}.mode={rollout.mode} is {ROLLOUT}.environment=tools, and not none: leave out one")
+    return Parts(by_name or tree or by_mode, environment or ("tools" if by_mode else "none"))
 
 
 def needs_answers(config) -> str:
-    """Return the `key=value` of a run's config that needs reference answers; empty if none does."""
+    """Return the `key=value` that needs reference answers; empty if none does."""
     credit = credit_of(config.algorithm.adv_estimator)
     if credit and ANSWER_GAINS in credit.needs:
         return f"algorithm.adv_estimator={credit.name}"
@@ -123,8 +118,7 @@ def needs_answers(config) -> str:
 
 @dataclass
 class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: ignore[valid-type, misc]
-    """Upstream's rollout config with our keys under actor_rollout_ref.rollout, including those of trees and
-    samplers."""
+    """Upstream's rollout config with our keys under actor_rollout_ref.rollout, also of trees and samplers."""
 
     _mutable_fields = RolloutConfig._mutable_fields | {"tools", *TREE_SECTIONS}
 
@@ -140,7 +134,7 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Unknown rollout mode")
             RolloutConfig.__post_init__(self)
-        list(_checked_keys(self, ROLLOUT, "tree", "sampler"))
+        _check_keys(self, ROLLOUT, "tree", "sampler")
         for name, cls in TREE_SECTIONS.items():
             setattr(self, name, _section(name, cls, getattr(self, name) or {}))
         self.tools = _section("tools", ToolsConfig, self.tools)
@@ -150,25 +144,16 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
         if chosen != (None, "none") and self.name not in ("vllm", *tree_of_rollout_name()):
             raise ValueError(f"{ROLLOUT}.name={self.name}: {ROLLOUT}.tree={chosen.tree} is grown on name=vllm")
         if chosen.environment == "chat":
-            self._check_chat()
+            from verl.workers.rollout.chat.calls import check_format  # imports upstream's agent loop
+
+            check_format(self.multi_turn.format)
+            if self.tools.describe_in_prompt:
+                raise ValueError(f"{ROLLOUT}.tools.describe_in_prompt=true: expected false with environment=chat")
             self.tools = with_upstream_tools(self.tools, self.multi_turn)
         if chosen.environment != "none" and chosen.tree is None:
-            raise ValueError(
-                f"{ROLLOUT}.environment={chosen.environment} needs {ROLLOUT}.tree; plain: trajectories that do not "
-                "branch"
-            )
+            raise ValueError(f"{ROLLOUT}.environment={chosen.environment} needs {ROLLOUT}.tree, such as plain")
         if chosen.environment in ("tools", "chat"):
             self._check_tools(chosen.environment)
-
-    def _check_chat(self) -> None:
-        from verl.workers.rollout.chat.calls import check_format  # imports upstream's agent loop
-
-        check_format(self.multi_turn.format)
-        if self.tools.describe_in_prompt:
-            raise ValueError(
-                f"{ROLLOUT}.tools.describe_in_prompt=true: expected false with environment=chat, whose chat template "
-                "describes the tools"
-            )
 
     def _check_tools(self, environment: str) -> None:
         if not self.tools.tool_instances:

@@ -17,11 +17,8 @@ T = TypeVar("T")
 
 
 def read_keys(cls: type[T], values: Mapping | DictConfig | None, section: str) -> T:
-    """Return the typed settings of a config section; missing keys get the dataclass's defaults.
-
-    `cls` is a pydantic dataclass with `config=STRICT`, whose `__post_init__` names the key in a ValueError; `section`
-    is the path from the config's root. A key that is unknown, or has a wrong value, raises a ValueError that names it.
-    """
+    """Return the typed settings of a section, a path from the config's root; missing keys get their defaults. `cls` is
+    a pydantic dataclass with `config=STRICT`. An unknown key or a wrong value raises a ValueError that names it."""
     if isinstance(values, DictConfig):
         values = OmegaConf.to_container(values, resolve=True)
     try:
@@ -55,8 +52,8 @@ def no_such_key(section: str, key: str, keys: Sequence[str]) -> str:
 
 
 def check_trajectories(config: DictConfig, name: str, formula: str, trajectories: int) -> None:
-    """Check that `rollout.n` is the number of trajectories that the tree `name` grows for a prompt; `formula` says for
-    the message how the number follows from the policy's keys."""
+    """Check that `rollout.n` is the number of trajectories that the tree `name` grows; `formula` shows how it follows
+    from the policy's keys."""
     if (n := config.actor_rollout_ref.rollout.n) != trajectories:
         raise ValueError(
             f"{ROLLOUT}.n={n}: tree={name} grows {formula} = {trajectories} trajectories; set n to {trajectories}, or "
@@ -69,11 +66,10 @@ def check_log_probs(rollout: Any, key: str, top_k: int) -> None:
     that a policy reads; `key` sets that number."""
     if (mode := rollout.get("logprobs_mode", "processed_logprobs")) not in ("processed_logprobs", "raw_logprobs"):
         raise ValueError(
-            f"{ROLLOUT}.logprobs_mode={mode}: expected processed_logprobs (entropies of what is sampled from) or "
-            "raw_logprobs (at temperature 1)"
+            f"{ROLLOUT}.logprobs_mode={mode}: expected processed_logprobs (of what is sampled from) or raw_logprobs"
         )
     allowed = ((rollout.get("engine_kwargs") or {}).get("vllm") or {}).get("max_logprobs") or 20
     if 0 <= allowed < top_k:
         raise ValueError(
-            f"{key}={top_k}: vLLM reports at most {allowed}; raise {ROLLOUT}.engine_kwargs.vllm.max_logprobs"
+            f"{key}={top_k}: vLLM reports at most {allowed}; raise rollout.engine_kwargs.vllm.max_logprobs"
         )

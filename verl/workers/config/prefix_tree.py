@@ -19,11 +19,9 @@ REQUIRED = {
     "shuffle": False,
 }
 
-# entry of a mini-batch; if true, rows whose advantages are all 0 are not computed
-SKIP_ZERO_ADVANTAGES = "skip_zero_advantages"
-# metrics: share of tokens whose rows were computed; share of these tokens that went through the model
-TRAINED_TOKEN_SHARE = "perf/trained_token_share"
-UNIQUE_TOKEN_SHARE = "perf/unique_token_share"
+SKIP_ZERO_ADVANTAGES = "skip_zero_advantages"  # entry of a mini-batch: rows whose advantages are all 0 are not computed
+TRAINED_TOKEN_SHARE = "perf/trained_token_share"  # share of tokens whose rows were computed
+UNIQUE_TOKEN_SHARE = "perf/unique_token_share"  # share of these tokens that went through the model
 
 
 @dataclass
@@ -57,8 +55,7 @@ def check_model_config(model: Mapping) -> None:
         raise ValueError(
             f"use_prefix_tree=true with a model of type {model.get('model_type')}: expected {', '.join(MODEL_TYPES)}"
         )
-    windows = model.get("use_sliding_window") or "sliding_attention" in (model.get("layer_types") or ())
-    if windows:
+    if model.get("use_sliding_window") or "sliding_attention" in (model.get("layer_types") or ()):
         raise ValueError("use_prefix_tree=true with a model whose layers have a sliding window: not supported")
     if model.get("attention_dropout"):
         raise ValueError(
@@ -68,8 +65,8 @@ def check_model_config(model: Mapping) -> None:
 
 
 def skips_zero_advantages(actor) -> bool:
-    """Return whether the prefix-tree engine may leave out rows whose advantages are all 0, because they add nothing to
-    the actor's loss, gradient or entropy metrics. `actor` is the actor's section, typed or not."""
+    """Return whether rows whose advantages are all 0 add nothing to the actor's loss, gradient or entropy metrics, so
+    that the prefix-tree engine may leave them out. `actor` is the actor's section, typed or not."""
     # With this aggregation upstream divides by the width of each micro-batch, which rows without advantages may widen.
     loss = parts("loss").get(actor.policy_loss.loss_mode)
     by_width = actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None

@@ -35,10 +35,8 @@ LISTED = "DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES"
 
 
 def listed_architectures(vllm: Path) -> frozenset[str] | None:
-    """Return the architectures for which the vLLM in a folder uses its V2 runner; None if it does so for all.
-
-    They are read from vLLM's source, because importing vLLM would take the driver seconds.
-    """
+    """Return the architectures for which the vLLM in a folder uses its V2 runner; None if it does so for all. They are
+    read from vLLM's source, because importing vLLM would take the driver seconds."""
     for node in ast.parse((vllm / "config/vllm.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == LISTED:
             return frozenset(ast.literal_eval(ast.unparse(node.value).removeprefix("frozenset")))
@@ -52,12 +50,9 @@ def installed_vllm() -> Path | None:
 
 
 def takes_v2_runner(config: DictConfig, model: dict | None) -> bool | None:
-    """Return whether the installed vLLM uses its V2 runner for the run's engines; None if that depends on the model's
-    architectures, and `model`, the content of its config.json, is None.
-
-    The environment variable VLLM_USE_V2_MODEL_RUNNER decides if it is set. The result is False on CPUs and without
-    vLLM. The V2 runner needs Triton, which a machine without a GPU may lack although the workers have it.
-    """
+    """Return whether the installed vLLM uses its V2 runner for the run's engines, False on CPUs and without vLLM; None
+    if that depends on the model's architectures, and `model`, the content of its config.json, is None. The V2 runner
+    needs Triton, which a machine without a GPU may lack although the workers have it."""
     if config.trainer.device != "cuda":
         return False
     if (forced := os.environ.get(FORCED)) is not None:
@@ -77,8 +72,7 @@ def takes_v2_runner(config: DictConfig, model: dict | None) -> bool | None:
 
 
 def choose_sampler(config: DictConfig, model: dict | None) -> None:
-    """Record the model runner of a run that samples at an adaptive temperature. If it is V1, name the logits processor
-    in the engine's config."""
+    """Record the runner of a run that samples at an adaptive temperature; for V1, name the logits processor."""
     if not config.actor_rollout_ref.rollout.get("adaptive_temperature"):
         return
     v2 = takes_v2_runner(config, model)

@@ -23,7 +23,6 @@ SCHEDULE_OF_TRAINER = {
 EXPLORE_TRAINERS = tuple(name for name in SCHEDULE_OF_TRAINER if name != "watched_sync")
 ASYNCHRONOUS = ("colocate_async", "separate_async")
 SAVED_ROWS = "transfer_queue"  # upstream's folder in a checkpoint for unfinished prompts
-SEPARATE = "trainer.v1.separate_async"
 ENGINE = "actor_rollout_ref.rollout.checkpoint_engine"
 CPU_BACKEND, CPU_MODULE = "cpu", "verl.checkpoint_engine.cpu_checkpoint_engine"
 
@@ -54,10 +53,8 @@ def gpus_of_server(rollout: DictConfig) -> int:
 
 
 def settle_schedule(config: DictConfig) -> None:
-    """Set the null keys of `schedule=separate_async`: number of updates per step, and backend that sends the weights.
-
-    On CPU, raise Ray's number of virtual GPUs to one per worker if it is lower. Other schedules change nothing.
-    """
+    """Set the null keys of `schedule=separate_async`: number of updates per step, and backend that sends the weights;
+    on CPU, raise Ray's number of virtual GPUs to one per worker."""
     if schedule_of(config) != "separate_async":
         return
     on_cpu, section = config.trainer.device == "cpu", config.trainer.v1.separate_async

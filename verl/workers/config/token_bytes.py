@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """The bytes of a token, and of what a prefix tree gathers, at the two moments that may hold most.
-
-    A forward keeps `kept` of each token. The backward begins with `logits`, and goes on with one `layer` after another.
-    """
+    """The bytes of a token, and of what a prefix tree gathers, at the two moments that may hold most. A forward keeps
+    `kept` of each token. The backward begins with `logits`, and goes on with one `layer` after another."""
 
     kept: int  # hidden states before each layer with gradient checkpointing, otherwise every saved tensor of the layers
     layer: int  # saved tensors of a checkpointed layer's second forward; 0 without checkpointing

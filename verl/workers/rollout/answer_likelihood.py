@@ -31,11 +31,9 @@ CLOSING_WITH_TOOLS = r"</think><answer>\boxed{"
 
 
 def reference_answers(row: Mapping) -> list[str]:
-    """Return the reference answers, at least one, of a data row in verl's format.
-
-    `reward_model.ground_truth` is an answer (a text or a number), a list of answers, or such a list as JSON text. A
-    mapping or a JSON object describes a task, and raises ValueError.
-    """
+    """Return the reference answers, at least one, of a data row in verl's format. `reward_model.ground_truth` is an
+    answer (a text or a number), a list of answers, or such a list as JSON text. A mapping or a JSON object describes a
+    task, and raises ValueError."""
     truth = (row.get("reward_model") or {}).get("ground_truth")
     if isinstance(truth, Mapping) or (isinstance(truth, str) and truth.lstrip().startswith("{")):
         raise ValueError(f"ground_truth {truth!r} describes a task and holds no reference answer")
@@ -43,11 +41,8 @@ def reference_answers(row: Mapping) -> list[str]:
 
 
 def answer_tokens(tokenizer, closing: str, answer: str) -> tuple[list[int], list[int]]:
-    """Return the token ids of the closing text, and those of the answer after it.
-
-    Both texts are tokenized together, as the model reads them. A token that spans the end of the closing text and the
-    beginning of the answer belongs to the answer.
-    """
+    """Return the token ids of the closing text, and those of the answer after it, tokenized together as the model reads
+    them. A token that spans both belongs to the answer."""
     alone = tokenizer.encode(closing, add_special_tokens=False)
     both = tokenizer.encode(closing + answer, add_special_tokens=False)
     same = min(common_prefix(alone, both), len(both) - 1)
@@ -56,40 +51,30 @@ def answer_tokens(tokenizer, closing: str, answer: str) -> tuple[list[int], list
 
 def closing_text(config) -> str:
     """Return the text that closes a thought and opens an answer: `rollout.answer_closing`, or the environment's."""
-    closing = config.actor_rollout_ref.rollout.get("answer_closing")
-    if closing is not None:
+    rollout = config.actor_rollout_ref.rollout
+    if (closing := rollout.get("answer_closing")) is not None:
         return closing
-    return CLOSING_WITH_TOOLS if config.actor_rollout_ref.rollout.get("environment") == "tools" else CLOSING
+    return CLOSING_WITH_TOOLS if rollout.get("environment") == "tools" else CLOSING
 
 
 @dataclass(eq=False)
 class AnswerLikelihood:
-    """The likelihood of a prompt's reference answer after any tokens, which are scored once.
+    """The likelihood of a prompt's reference answer after any tokens, which are scored once."""
 
-    Args:
-        score: function of the engine that samples the responses, so that the same weights score.
-        closing: text that closes the thought and opens the answer.
-        answers: reference answers, at least one; the most likely one counts.
-        context: number of tokens that the engine reads at most.
-        left_out: number of beginnings after which an answer did not fit into the context.
-    """
-
-    score: ScoreTokens
+    score: ScoreTokens  # of the engine that samples the responses, so that the same weights score
     tokenizer: Any
-    closing: str
-    answers: Sequence[str]
-    context: float = math.inf
-    left_out: int = field(default=0, init=False)
+    closing: str  # closes the thought and opens the answer
+    answers: Sequence[str]  # at least one; the most likely one counts
+    context: float = math.inf  # number of tokens that the engine reads at most
+    left_out: int = field(default=0, init=False)  # number of beginnings after which an answer did not fit
     _scores: dict[tuple[int, ...], asyncio.Task] = field(default_factory=dict)
 
     def __post_init__(self):
         self._continuations = [answer_tokens(self.tokenizer, self.closing, answer) for answer in self.answers]
 
     async def log_prob(self, tokens: Sequence[int]) -> float:
-        """Return the mean log-probability, in nats per token, of the answer after these tokens and the closing text.
-
-        The tokens are what the model has read and written, such as a prompt and a beginning (`Path.request`). The
-        result is NaN if the engine's context does not hold them with each closing text, answer, and one token more.
+        """Return the mean log-probability, in nats per token, of the answer after what the model has read and written
+        (`Path.request`) and the closing text. It is NaN if these, each answer, and one token more exceed the context.
         """
         beginning = tuple(tokens)
         if beginning not in self._scores:
@@ -100,10 +85,8 @@ class AnswerLikelihood:
         if len(beginning) + max(len(closing) + len(answer) for closing, answer in self._continuations) >= self.context:
             self.left_out += 1
             return math.nan
-        log_probs = []
-        for closing_ids, answer_ids in self._continuations:
-            log_probs.append(fmean(await self.score([*beginning, *closing_ids], answer_ids)))
-        return max(log_probs)
+        scores = [await self.score([*beginning, *closing], answer) for closing, answer in self._continuations]
+        return max(map(fmean, scores))
 
 
 async def answer_gains(tree: TrajectoryTree, likelihood: AnswerLikelihood, log_prob: bool = False) -> list[list[float]]:

@@ -29,27 +29,15 @@ THINK, END_OF_THINKING = "<think>", "</think>"
 
 
 class Context(NamedTuple):
-    """A context of a row.
+    """A context of a row."""
 
-    Args:
-        start: number of tokens of the row before the turn that reads the context.
-        ids: tokens that the model reads instead of them. None: from here on nothing is trained.
-    """
-
-    start: int
-    ids: Sequence[int] | np.ndarray | None
+    start: int  # number of tokens of the row before the turn that reads the context
+    ids: Sequence[int] | np.ndarray | None  # what the model reads instead; None: from here on nothing is trained
 
 
 @dataclass(frozen=True, config=STRICT)
 class ContextKeys:
-    """Keys under `environment` that change what the model reads before a turn.
-
-    Args:
-        thinking: `dropped`: a turn reads earlier turns without their thinking, as chat templates serve them.
-        max_context: largest number of tokens that a turn reads; the oldest turns and their answers are left out, but
-            never the last ones. None for no limit but the model's.
-        max_rows: largest number of sequences of a rollout that are trained, its first ones; the rollout goes on.
-    """
+    """Keys under `environment` that change what the model reads before a turn (recipe/common/config/environment)."""
 
     thinking: Literal["kept", "dropped"] = "kept"
     max_context: int | None = Field(default=None, ge=1)
@@ -128,12 +116,11 @@ def contexts_of_cell(cell: np.ndarray) -> list[Context]:
 
 
 class Sequences(NamedTuple):
-    """What the model reads for a row: the token ids of each sequence; for each, the number of its first tokens that are
-    a context, and not the row's; and the number of the row's last tokens that no sequence holds."""
+    """What the model reads for a row."""
 
-    tokens: list[np.ndarray]
-    begins: list[int]
-    n_untrained: int = 0
+    tokens: list[np.ndarray]  # token ids of each sequence
+    begins: list[int]  # of each, the number of its first tokens that are a context, and not the row's
+    n_untrained: int = 0  # number of the row's last tokens that no sequence holds
 
     @property
     def n_tokens(self) -> int:

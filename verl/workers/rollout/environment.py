@@ -4,6 +4,7 @@ environment.none     a response is one turn, which ends with an end token
 environment.tools    a turn ends with a closing tag, such as </search>; the tool's result follows (tools/environment.py)
 environment.chat     a turn ends with an end token; what its calls return follows as messages (chat/environment.py)
 environment.gym      a turn is an action of anything with `reset` and `step`; observations follow (gym/environment.py)
+environment.agent    a turn answers a request of a program, whose next one follows (agent/environment.py)
 
 A state is a value: `answer` is a function of a state and a turn, and changes nothing that another branch can see. For
 environments whose states are not values, `StatefulEnvironment` (stateful.py) keeps this promise.
@@ -103,10 +104,8 @@ class Environment:
         return []
 
     def ends(self, turn: Sequence[int], end_tokens: Container[int]) -> TurnEnd:
-        """Return what ends first in a turn, the model's tokens since the last answer, and where.
-
-        `end_tokens` are those with which the model ends a response.
-        """
+        """Return what ends first in a turn, the model's tokens since the last answer, and where; `end_tokens` are those
+        with which the model ends a response."""
         ended = bool(turn) and turn[-1] in end_tokens
         return TurnEnd(Ends.TRAJECTORY if ended else Ends.NO, len(turn))
 
@@ -132,18 +131,12 @@ class Environment:
 
     async def answer(self, state: Any, turn: Sequence[int], max_tokens: int) -> Answer:
         """Return the answer, of at most `max_tokens`, to a turn that has ended (`Ends.TURN`). It changes no state that
-        another branch can see.
-
-        `state` is that of the answer before the turn; None for the prompt's first state.
-
-        Raises:
-            BranchLost: the state cannot be reached again.
-        """
+        another branch can see. `state` is that of the answer before the turn; None for the prompt's first state. Raise
+        BranchLost if it cannot be reached again."""
         raise NotImplementedError
 
     def counted_rewards(self, rewards: Sequence[float]) -> list[float] | None:
-        """Return what turns' rewards count for the trajectory's, their sum; None if the reward loop scores it
-        instead."""
+        """Return what turns' rewards count for the trajectory's, their sum; None if the reward loop scores it."""
         return None
 
     def metrics(self, calls: Sequence[dict]) -> dict[str, float]:

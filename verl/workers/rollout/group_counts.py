@@ -13,13 +13,13 @@ class GroupCounts:
     failed: int = 0
     first_failure: str = ""  # first error, as `kind: message`
 
-    def add(self, error: BaseException | str | None = None) -> None:
+    def add(self, error: BaseException | None = None) -> None:
         """Count one group: as failed if `error` is its error, as finished if `error` is None."""
         if error is None:
             self.finished += 1
-            return
-        self.failed += 1
-        self.first_failure = self.first_failure or (error if isinstance(error, str) else cause_of(error))
+        else:
+            self.failed += 1
+            self.first_failure = self.first_failure or cause_of(error)
 
     def __add__(self, other: "GroupCounts") -> "GroupCounts":
         first = self.first_failure or other.first_failure

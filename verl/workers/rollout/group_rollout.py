@@ -43,39 +43,14 @@ from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 
 logger = logging.getLogger(__name__)
 
-# number of a group's trajectories that one reward worker scores; further ones go to other workers
-SCORED_TOGETHER = 16
-# time between two looks at a group that has a limit
-LOOK_SECONDS = 1.0
-# longest wait for a cancelled group to end, and for the workers' counts
-GIVE_UP_SECONDS = 10
-COUNTS_SECONDS = 30
-# upstream's name for the agent loop of prompts without `agent_name`
-SINGLE_TURN = "single_turn_agent"
+SCORED_TOGETHER = 16  # number of a group's trajectories that one reward worker scores; others go to other workers
+LOOK_SECONDS = 1.0  # time between two looks at a group that has a limit
+GIVE_UP_SECONDS = 10  # longest wait for a cancelled group to end
+COUNTS_SECONDS = 30  # longest wait for the workers' counts
+SINGLE_TURN = "single_turn_agent"  # upstream's name for the agent loop of prompts without `agent_name`
 
 # the undecorated class of upstream's worker, which is a Ray actor class
 _AgentLoopWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
-
-
-class Statuses:
-    """Sends statuses of prompts to TransferQueue, all those of one tick of the event loop in one message."""
-
-    def __init__(self):
-        self.new: dict[str, dict[str, str]] = {}
-        self.messages: dict[str, asyncio.Task] = {}
-
-    async def put(self, uid: str, partition: str, status: str) -> None:
-        """Set the status of a prompt, and return when the queue has it."""
-        if partition not in self.new:
-            self.new[partition] = {}
-            self.messages[partition] = asyncio.create_task(self._send(partition))
-        self.new[partition][uid] = status
-        await asyncio.shield(self.messages[partition])
-
-    async def _send(self, partition: str) -> None:
-        status_of = self.new.pop(partition)
-        tags = [{"status": status} for status in status_of.values()]
-        await tq.async_kv_batch_put(keys=list(status_of), tags=tags, partition_id=partition)
 
 
 @ray.remote
@@ -86,7 +61,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         super().__init__(*args, **kwargs)
         seeds = OmegaConf.select(self.config, SEEDS, default=True)
         self.engine = LLMClientEngine(self.llm_client, self.tokenizer.decode, seeds)
-        self.statuses, self.stopping = Statuses(), False
+        self.stopping = False
         self.counts: defaultdict[str, GroupCounts] = defaultdict(GroupCounts)  # partition (`train` or `val`) -> counts
         self.session_errors: dict[str, Exception] = {}  # uid of a prompt -> first error
         self.lost_statuses = False
@@ -100,8 +75,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
 
     async def stop(self) -> None:
         """Cancel all unfinished groups, because the run has ended."""
-        self.stopping = True
-        tasks = list(self.background_tasks)
+        self.stopping, tasks = True, list(self.background_tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -135,11 +109,11 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
                 await super()._run_prompt(dict(task.row), sampling_params, trajectory, trace)
                 self.counts[partition].add(self.session_errors.pop(uid, None))
                 return
-            await self.statuses.put(uid, partition, "running")
+            await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
             status = await self._group_status(task, sampling_params, trajectory["validate"])
             if status == "failure":
                 await self._drop_rows(uid, partition)
-            await self.statuses.put(uid, partition, status)
+            await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
         except BaseException as error:
             if self.stopping:
                 raise
@@ -160,12 +134,9 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             if not group.done():  # this task is cancelled, or the time is over
                 group.cancel()
                 await asyncio.wait({group}, timeout=GIVE_UP_SECONDS)
-        if not in_time:
-            message = f"group rollout of prompt {uid} ended after rollout.group_timeout={seconds} s"
-            logger.error(message)
-            self.counts[partition].add(message)
-            return "failure"
         try:
+            if not in_time:
+                raise TimeoutError(f"the group ended after rollout.group_timeout={seconds} s")
             group.result()
         except (Exception, asyncio.CancelledError) as error:
             if self.stopping:
@@ -197,15 +168,13 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             raise
 
     def _runs_as_group(self, prompt: dict, validate: bool) -> bool:
-        if self.has_tree and (not validate or self.tree_rollout.validates):
-            return True
-        return self.plain_suffices and str(prompt["agent_name"]) == SINGLE_TURN
+        by_tree = self.has_tree and (not validate or self.tree_rollout.validates)
+        return by_tree or self.plain_suffices and str(prompt["agent_name"]) == SINGLE_TURN
 
     async def _drop_rows(self, uid: str, partition: str) -> None:
         """Remove rows that a failed group has already written, so that no incomplete group is trained on."""
         written = (await tq.async_kv_list(partition_id=partition) or {}).get(partition, {})
-        rows = [key for key in written if key.startswith(f"{uid}_")]
-        if rows:
+        if rows := [key for key in written if key.startswith(f"{uid}_")]:
             await tq.async_kv_clear(keys=rows, partition_id=partition)
 
     async def _run_group(self, task: PromptTask, sampling_params: dict, validate: bool) -> None:
@@ -258,10 +227,9 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             for session, output in enumerate(outputs)
         ]
         # Await all of them before the group's status is set: no row may be written after its group has failed.
-        results = await asyncio.gather(*puts, return_exceptions=True)
-        for error in results:
-            if isinstance(error, BaseException):
-                raise error
+        await asyncio.gather(*puts, return_exceptions=True)
+        for put in puts:
+            put.result()
 
 
 def with_settings(sampling_params: dict, settings: Mapping | None, partition: str) -> dict:
@@ -273,9 +241,8 @@ def with_settings(sampling_params: dict, settings: Mapping | None, partition: st
 
 
 def plain_suffices(config, processor) -> bool:
-    """Return whether n independent text samples equal the results of upstream's single-turn agent loop: the run has no
-    images, no other class is registered under the name of that loop, and the config has no keys that only upstream's
-    client implements."""
+    """Return whether n independent text samples equal the results of upstream's single-turn agent loop: without images,
+    another class of that name, and keys that only upstream's client implements."""
     rollout = config.actor_rollout_ref.rollout
     only_upstreams = ("full_determinism", "ignore_eos", "enable_rollout_routing_replay", "trace.backend")
     mtp = OmegaConf.select(config, "actor_rollout_ref.model.mtp.enable")
@@ -307,8 +274,7 @@ class GroupAgentLoopManager(AgentLoopManagerTQ):
     def group_counts(self, partition: str, take: bool) -> GroupCounts:
         """Return the sum of all workers' group counts; `take` resets them."""
         calls = [worker.group_counts.remote(partition, take) for worker in self.agent_loop_workers]
-        counts = ray.get(calls, timeout=COUNTS_SECONDS)
-        return sum(counts, GroupCounts())
+        return sum(ray.get(calls, timeout=COUNTS_SECONDS), GroupCounts())
 
     def stop(self) -> None:
         ray.get([worker.stop.remote() for worker in self.agent_loop_workers])

@@ -11,17 +11,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """Settings that the trainer sends with a prompt.
+    """Settings that the trainer sends with a prompt."""
 
-    Args:
-        occurrence: number of times this step has already submitted the same problem; each time gets other seeds.
-        sampler: `extra_args` of the prompt's requests to vLLM; None for ordinary sampling.
-        tree: records that the tree policy reads, each of a type of its own.
-    """
-
-    occurrence: int = 0
-    sampler: Mapping[str, Any] | None = None
-    tree: tuple[Any, ...] = ()
+    occurrence: int = 0  # number of times this step has already submitted the problem; each time gets other seeds
+    sampler: Mapping[str, Any] | None = None  # `extra_args` of requests to vLLM; None for ordinary sampling
+    tree: tuple[Any, ...] = ()  # records that the tree policy reads, each of a type of its own
 
     def merged(self, other: "PromptSettings") -> "PromptSettings":
         """Return both settings as one; `occurrence` and `sampler` are `other`'s if it sets them."""

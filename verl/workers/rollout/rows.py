@@ -28,8 +28,8 @@ def as_array(values: Sequence[float]) -> np.ndarray:
 
 
 def reward_batch(outputs: Sequence[AgentLoopOutput], prompt: dict[str, Any], first_session: int = 0) -> DataProto:
-    """Return the batch for `RewardLoopWorker.compute_score_batch`: one row per trajectory of a prompt, a row of the
-    data set, padded on the right. `first_session` is the index of the first output within its group."""
+    """Return the batch for `RewardLoopWorker.compute_score_batch`: one row per trajectory of a prompt, padded on the
+    right. `first_session` is the index of the first output within its group."""
     n, prompts = len(outputs), torch.from_numpy(as_array(outputs[0].prompt_ids)).expand(len(outputs), -1)
     responses = [torch.from_numpy(as_array(output.response_ids)) for output in outputs]
     padded = pad_sequence(responses, batch_first=True)
@@ -72,15 +72,8 @@ def queue_rows(
         row["position_ids"] = torch.arange(len(row["input_ids"]))
         rows.append(row)
         n_prompt, n_response = len(row["prompts"]), len(row["responses"])
-        tags.append(
-            {
-                "status": "success",
-                "prompt_len": n_prompt,
-                "response_len": n_response,
-                "seq_len": n_prompt + n_response,
-                "global_steps": prompt["global_steps"],
-                **{name: row["extra_fields"].get(name) for name in ("min_global_steps", "max_global_steps")},
-            }
-        )
+        lengths = {"prompt_len": n_prompt, "response_len": n_response, "seq_len": n_prompt + n_response}
+        versions = {name: row["extra_fields"].get(name) for name in ("min_global_steps", "max_global_steps")}
+        tags.append({"status": "success", **lengths, "global_steps": prompt["global_steps"], **versions})
     keys = [f"{prompt['uid']}_{session}_0" for session in range(len(rows))]
     return keys, list_of_dict_to_tensordict(rows), tags

@@ -41,13 +41,7 @@ MAX_DIFFERING = 0.1  # largest share of replays that may differ
 
 @keys_dataclass(frozen=True, config=STRICT)
 class InstanceKeys(ContextKeys):
-    """Keys under `environment` of environments with live instances.
-
-    Args:
-        max_instances: largest number of live instances in a rollout worker.
-        timeout: time limit of a reset, a step or a copy, in seconds. An instance that takes longer is closed. Also the
-            time for a server that has ended to be started again.
-    """
+    """Keys under `environment` of environments with live instances (recipe/common/config/environment)."""
 
     max_instances: int = Field(default=64, ge=1)
     timeout: float = Field(default=60.0, gt=0)
@@ -132,11 +126,9 @@ class State:
 
 
 class InstancePool:
-    """The live instances of a rollout worker, for all prompts. An instance is inside a call, or idle.
-
-    A new instance needs a place. Where all are taken, the instance that has been idle for the longest time is closed,
-    but with `keeps_idle`; where all are inside calls, whose time is limited, the first that becomes idle.
-    """
+    """The live instances of a rollout worker, for all prompts. An instance is inside a call, or idle. A new instance
+    needs a place. Where all are taken, the instance that has been idle for the longest time is closed, but with
+    `keeps_idle`; where all are inside calls, whose time is limited, the first that becomes idle."""
 
     def __init__(self, keys: InstanceKeys, keeps_idle: bool = False):
         self.keys, self.keeps_idle, self.replays, self.differing = keys, keeps_idle, 0, 0
@@ -270,11 +262,12 @@ class StatefulEnvironment(Environment):
         for state in list(self._idle):
             if (instance := self._take_idle(state)) is not None:
                 self._end(instance)
-        await asyncio.shield(asyncio.ensure_future(self._wait_until_closed()))
 
-    async def _wait_until_closed(self) -> None:
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        await asyncio.gather(*self._closing)
+        async def ended() -> None:
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.gather(*self._closing)
+
+        await asyncio.shield(asyncio.ensure_future(ended()))
 
     def release(self, state: State | None) -> None:
         if self.pool.keeps_idle and state is not None and (instance := self._take_idle(state)) is not None:

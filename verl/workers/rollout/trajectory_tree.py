@@ -11,7 +11,7 @@ Metrics, the tree viewer and training on shared prefixes read this one structure
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -35,26 +35,15 @@ DROPPED_STEPS = TokenField("dropped", "the trainer", unsent=0)
 
 @dataclass
 class SegmentInfo:
-    """Information on a segment beside its tokens.
-
-    Args:
-        calls: the environment's descriptions of the calls that the segment answers (`Answer`).
-        state: the environment's state after an answer.
-        fields: name of a `TokenField` -> its number, which applies to all tokens of the segment.
-        entropies: entropy in nats of each token, for policies that read it while the tree grows.
-        record: the policy's own frozen record of the segment, hidden from the viewer.
-        notes: data in JSON's types for the viewer only.
-        ends_step: whether a step of the policy ends with the segment.
-        context: what the model reads after the segment, an answer, instead of everything up to it.
-    """
+    """Information on a segment beside its tokens. An answer has `calls`, `state` and `context` of `Answer`."""
 
     calls: tuple[dict[str, Any], ...] = ()
     state: Any = None
-    fields: dict[str, float] = field(default_factory=dict)
-    entropies: list[float] | None = None
-    record: Any = None
-    notes: dict[str, Any] = field(default_factory=dict)
-    ends_step: bool = False
+    fields: dict[str, float] = field(default_factory=dict)  # name of a `TokenField` -> number for all its tokens
+    entropies: list[float] | None = None  # of each token, in nats, for policies that read them while the tree grows
+    record: Any = None  # the policy's own frozen record, hidden from the viewer
+    notes: dict[str, Any] = field(default_factory=dict)  # data in JSON's types for the viewer only
+    ends_step: bool = False  # whether a step of the policy ends with the segment
     context: list[int] | None = None
 
     def copy(self) -> "SegmentInfo":
@@ -70,18 +59,12 @@ class SegmentInfo:
 
 @dataclass
 class Segment:
-    """Consecutive tokens of one author.
+    """Consecutive tokens of one author."""
 
-    Args:
-        parent: index of the segment before it; None if it follows the prompt.
-        log_probs: log-probability of each token when it was chosen; None for a tool's tokens.
-        author: `model` or `tool`; a tool's tokens are not trained on (mask 0).
-    """
-
-    parent: int | None
+    parent: int | None  # index of the segment before it; None if it follows the prompt
     token_ids: list[int]
-    log_probs: list[float] | None = None
-    author: str = MODEL
+    log_probs: list[float] | None = None  # of each token when it was chosen; None for a tool's tokens
+    author: str = MODEL  # or TOOL, whose tokens are not trained on (mask 0)
     info: SegmentInfo = field(default_factory=SegmentInfo)
 
     def __post_init__(self):
@@ -98,19 +81,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class Path:
-    """A trajectory from its prompt up to some token.
+    """A trajectory from its prompt up to some token."""
 
-    Args:
-        tokens: token ids of the response so far, including the environment's results.
-        answers: beginning and end of each of the environment's results in `tokens`.
-        state: the environment's state after its last answer; None before the first one.
-        context: what the model reads instead of the prompt and the tokens up to some answer (contexts.py).
-    """
-
-    tokens: tuple[int, ...] = ()
-    answers: tuple[tuple[int, int], ...] = ()
-    state: Any = field(default=None, compare=False)
-    context: Context | None = field(default=None, compare=False)
+    tokens: tuple[int, ...] = ()  # of the response so far, including the environment's results
+    answers: tuple[tuple[int, int], ...] = ()  # beginning and end of each of the environment's results in `tokens`
+    state: Any = field(default=None, compare=False)  # the environment's, after its last answer
+    context: Context | None = field(default=None, compare=False)  # of the present turn (contexts.py)
 
     @property
     def turn(self) -> int:
@@ -220,13 +196,11 @@ class TrajectoryTree:
         return self.along_paths([s.log_probs or [0.0] * len(s.token_ids) for s in self.segments])
 
     def insert(self, parent: int | None, segments: Iterable[Segment]) -> int:
-        """Append segments one after another below `parent`, reusing tokens that are already there.
+        """Append segments one after another below `parent`, reusing tokens that are already there; return the index of
+        the last token's segment. Without tokens it is `parent`, or if that is None, a new empty segment.
 
         If a segment of the model diverges in the middle of an existing one, the existing one is split. A tool's answer
         is never split, and reused only with an equal state. Shared tokens keep their log-probabilities and `info`.
-
-        Return the index of the segment that holds the last token. Without tokens it is `parent`, or if that is None, a
-        new empty segment.
         """
         at = parent
         for segment in segments:
@@ -320,11 +294,8 @@ class TrajectoryTree:
 def tree_of_rows(
     prompt_ids: Sequence[int], rows: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]] | None = None
 ) -> TrajectoryTree:
-    """Return the tree of token sequences that share prefixes by chance, such as independent samples.
-
-    Each row of token ids is a response, all by the model. For a token that rows share, the first row's log-probability
-    is kept.
-    """
+    """Return the tree of responses by the model that share prefixes by chance, such as independent samples. A token
+    that rows share keeps the first row's log-probability."""
     tree = TrajectoryTree(list(prompt_ids))
     for i, row in enumerate(rows):
         chosen = None if log_probs is None else list(log_probs[i])
@@ -357,3 +328,47 @@ def writes_trees(config, step: int) -> bool:
     """Return whether the trees of this training step are written down (every `trainer.tree_freq` steps)."""
     freq = config.trainer.get("tree_freq", -1)
     return freq > 0 and step % freq == 0
+
+
+def split_steps(
+    segments: Sequence[Segment],
+    text_of: Callable[[int], str],
+    delimiter: str | None = None,
+    max_step_tokens: int | None = None,
+) -> list[list[Segment]]:
+    """Split a trajectory into steps, and return the segments of each; a segment that spans several steps is cut. A step
+    ends with a tool's result, or earlier with the token that completes the delimiter, which may span tokens, or reaches
+    `max_step_tokens`. No step ends between a call and its result. `text_of` decodes one token."""
+    steps: list[list[Segment]] = [[]]
+    text, n_tokens = "", 0
+    for segment, following in zip(segments, [*segments[1:], None], strict=True):
+        if segment.author == TOOL:
+            steps[-1].append(segment)
+            steps, text, n_tokens = [*steps, []], "", 0
+            continue
+        start, last = 0, len(segment.token_ids)
+        for end, token in enumerate(segment.token_ids, 1):
+            text, n_tokens = text + text_of(token), n_tokens + 1
+            complete = n_tokens == max_step_tokens or (delimiter is not None and delimiter in text)
+            is_call = end == last and following is not None and following.author == TOOL
+            if end == last or complete:
+                steps[-1].append(replace(segment.part(start, end), parent=None, info=SegmentInfo()))
+                start = end
+            if complete and not is_call:
+                steps, text, n_tokens = [*steps, []], "", 0
+    return [step for step in steps if step]
+
+
+def add_steps(tree: TrajectoryTree, at: int | None, steps: Iterable[Sequence[Segment]]) -> list[int]:
+    """Add steps one below the other after the segment `at`, or the prompt; return the last segment of each step."""
+    ends = []
+    for step in steps:
+        for segment in step:
+            at = tree.add(replace(segment, parent=at))
+        ends.append(at)
+    return ends
+
+
+def path_to(tree: TrajectoryTree, at: int | None) -> Path:
+    """Return the path from the prompt to the end of segment `at`; None for the prompt itself."""
+    return Path.of(tree.segments[i] for i in tree.path(at))

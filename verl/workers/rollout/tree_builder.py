@@ -53,17 +53,11 @@ class Ended(str, Enum):
 
 @dataclass(frozen=True)
 class Continuation:
-    """The continuation of a path.
+    """The continuation of a path."""
 
-    Args:
-        segments: segments of the model and of the environment, in order; their parents are not set.
-        path: path after these segments.
-        ended: why the trajectory has ended; None if the model may go on.
-    """
-
-    segments: list[Segment]
-    path: Path
-    ended: Ended | None = None
+    segments: list[Segment]  # of the model and of the environment, in order; their parents are not set
+    path: Path  # after these segments
+    ended: Ended | None = None  # why the trajectory has ended; None if the model may go on
 
 
 def derived_seed(*names: Any) -> int:
@@ -79,9 +73,6 @@ class TreeBuilder:
         stop_token_ids: tokens with which the model ends a response, or its turn.
         environment: environment of this prompt (`Environment.open`).
         vocab_size: size |V| of the vocabulary; policies measure entropies in units of log |V|.
-        request_id: id that all requests of this prompt to the engine carry.
-        answer_likelihood: None in runs that do not need it.
-        context_rule: what the model reads before a turn; None for everything before it.
         max_model_len: largest number of tokens of a request and its continuation; None if `max_tokens` bounds it.
     """
 
@@ -101,8 +92,7 @@ class TreeBuilder:
         context_rule: ContextRule | None = None,
         max_model_len: int | None = None,
     ):
-        self.context_rule, self.max_model_len = context_rule, max_model_len
-        self.answer_likelihood = answer_likelihood
+        self.context_rule, self.max_model_len, self.answer_likelihood = context_rule, max_model_len, answer_likelihood
         self.engine, self.environment, self.sampling = engine, environment, sampling
         self.max_tokens, self._end_tokens = max_tokens, frozenset(stop_token_ids)
         self._stop_token_ids = sorted({*stop_token_ids, *environment.stop_token_ids})
@@ -135,16 +125,9 @@ class TreeBuilder:
         n_top_logprobs: int = 0,
         n_entropy: int = 0,
     ) -> Generation:
-        """Return a continuation of `path`, at most up to the end of the model's turn.
-
-        Args:
-            seed: seed of the sampling; None for a random one.
-            max_tokens: largest number of new tokens; None for `tokens_left`, which limits it in any case.
-            stop: texts that end the continuation, in addition to the environment's.
-            greedy: whether to take the most likely token at each position instead of sampling.
-            temperature: sampling temperature; None for the prompt's.
-            n_top_logprobs, n_entropy: numbers of most likely tokens as in `GenerationRequest`.
-        """
+        """Return a continuation of `path`, at most up to the end of the model's turn. `max_tokens` lowers the limit
+        `tokens_left`, and `stop` adds texts to the environment's. The temperature is by default the prompt's. The other
+        arguments are those of `GenerationRequest`."""
         left, turn = self.tokens_left(path), path.tokens[path.turn :]
         environment = self.environment.at(path.state)
         if environment.max_turn_tokens is not None:
@@ -169,9 +152,8 @@ class TreeBuilder:
         return generation.first(self._end_of((*turn, *generation.token_ids), path.state).n_tokens - len(turn))
 
     async def settle(self, path: Path, notes: Mapping[str, Any] | None = None) -> Continuation:
-        """Return what follows the model's tokens at the end of `path`: the environment's answer if its turn has ended,
-        or the reason why the trajectory has ended. If neither holds, it is empty and not ended, so that the model
-        continues its turn. The viewer shows `notes` with the answer."""
+        """Return the environment's answer if the model's turn has ended, or why the trajectory has ended; else the
+        continuation is empty, and the model continues its turn. The viewer shows `notes` with the answer."""
         then = await self._settled(path, notes)
         if then.ended in (Ended.LENGTH, Ended.CALL_LIMIT):
             self.environment.release(then.path.state)
@@ -213,9 +195,7 @@ class TreeBuilder:
 
     async def advance(self, path: Path, **options: Any) -> Continuation:
         """Generate after `path`, let the environment answer if the turn has ended, and return both as a continuation.
-
-        The options are those of `generate`. With `n_entropy` the model's segment holds entropies.
-        """
+        The options are those of `generate`. With `n_entropy` the model's segment holds entropies."""
         generation = await self.generate(path, **options)
         entropies = generation.entropies if options.get("n_entropy") else None
         segment = Segment(None, generation.token_ids, generation.log_probs, info=SegmentInfo(entropies=entropies))
@@ -248,11 +228,8 @@ class TreeBuilder:
     async def continue_to_end(
         self, path: Path, seed: int, temperature: float | None = None, n_entropy: int = 0
     ) -> Continuation:
-        """Sample from `path` to the end of the trajectory, turn by turn. The segments are not added to the tree.
-
-        The seeds of later turns are derived from `seed`. Without a temperature it is the prompt's. If `n_entropy`
-        (`GenerationRequest`) is not 0, the model's segments hold an entropy per token.
-        """
+        """Sample from `path` to the end of the trajectory, turn by turn (see `advance`). The seeds of later turns are
+        derived from `seed`. The segments are not added to the tree."""
         segments: list[Segment] = []
         request_seed, then = seed, await self.settle(path)
         while True:
@@ -273,11 +250,9 @@ Score = Callable[[Sequence[int], dict], Awaitable[float]]
 
 
 class BranchPolicy(ABC):
-    """Base class of tree policies, which decide what tokens of a prompt's tree are generated.
-
-    One instance serves all prompts of a worker; only `grow` holds the state of a prompt. `register_tree`
-    (verl.utils.parts) makes a policy a choice of `tree`.
-    """
+    """Base class of tree policies, which decide what tokens of a prompt's tree are generated. One instance serves all
+    prompts of a worker; only `grow` holds the state of a prompt. `register_tree` (verl.utils.parts) makes a policy a
+    choice of `tree`."""
 
     part: Tree  # registration of the policy
 
@@ -305,10 +280,8 @@ class BranchPolicy(ABC):
 
 
 async def grow(engine: RolloutEngine, prompt_ids: Sequence[int], n: int, policy: BranchPolicy, **options):
-    """Grow and return the tree of one prompt with 1 to n trajectories; segments are numbered in trajectory order.
-
-    The same seed and engine give the same tree. The options are arguments of `TreeBuilder`.
-    """
+    """Grow and return the tree of one prompt with 1 to n trajectories; segments are numbered in trajectory order. The
+    same seed and engine give the same tree. The options are arguments of `TreeBuilder`."""
     if n < 1 or not len(prompt_ids):
         raise ValueError(f"n={n}, a prompt of {len(prompt_ids)} tokens: expected at least 1 each")
     builder = TreeBuilder(engine, prompt_ids, **options)

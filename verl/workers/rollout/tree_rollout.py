@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,10 +54,8 @@ TOKEN_LISTS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs
 
 class TrajectoryOutput(AgentLoopOutput):
     """Upstream's output with token fields, which hold a number for every response token, and rewards of turns.
-
     `turn_rewards` maps the number of tokens up to a turn's end to its reward, which stands at the turn's last token.
-    Their sum is `reward_score`. `contexts` (contexts.py) is None in runs whose rollouts cannot have any.
-    """
+    Their sum is `reward_score`. `contexts` (contexts.py) is None in runs whose rollouts cannot have any."""
 
     token_fields: dict[str, Any] = {}
     turn_rewards: dict[int, float] = {}
@@ -84,10 +83,8 @@ class TrajectoryOutput(AgentLoopOutput):
 
 class TreeRollout:
     """Makes all trajectories of a prompt. A worker has one instance, whose `run` serves many prompts concurrently.
-
     `config` is the config of the whole run. `agent_loop` is upstream's single-turn agent loop, which tokenizes prompts.
-    `environment` is one that runs already; None makes that of the config.
-    """
+    `environment` is one that runs already; None makes that of the config."""
 
     # upstream's `_compute_score(outputs, kwargs)`, which sets reward_score and reward_extra_info of the last output;
     # None if rewards are not computed during the rollout
@@ -127,10 +124,8 @@ class TreeRollout:
         self, task: PromptTask, n: int, sampling_params: dict[str, Any], plain: bool = False
     ) -> list[TrajectoryOutput]:
         """Return 1 to n trajectories of a prompt: a tree's, or with `plain`, as in validation, independent ones.
-
         `sampling_params` are those of ordinary sampling. The prompt's `uid` is the `request_id` of all requests to the
-        engine, so that they go to one server.
-        """
+        engine, so that they go to one server."""
         engine = GroupEngine(self.engine, sampling_params)
         likelihood = self._answer_likelihood(engine, task.row) if self.needs_answers else None
         async with self.environment.opened(task.row, self.seed_of(task)) as environment:
@@ -194,18 +189,15 @@ class TreeRollout:
         # at this length upstream may have cut the prompt, and the description with it
         if (environment.schemas or described != list(messages)) and len(prompt_ids) >= most:
             raise ValueError(
-                f"data.max_prompt_length={most} leaves no room for what the environment adds to this "
-                "prompt, tools' descriptions or an observation: raise it, and leave out the rows that are still too "
-                "long, or name fewer tools"
+                f"data.max_prompt_length={most} leaves no room for what the environment adds to this prompt, tools' "
+                "descriptions or an observation: raise it, leave out longer rows, or name fewer tools"
             )
         return prompt_ids
 
     def seed_of(self, task: PromptTask) -> int:
-        """Return a seed that depends only on the run's seed, the training step, the row (its text, and its `index` if
-        it has one), and the number of times that this step has already had the row."""
-        seed = self.config.actor_rollout_ref.rollout.seed
+        """Return a seed that follows from the run's seed, the step, the row's text and `index`, and its occurrence."""
+        seed, again = self.config.actor_rollout_ref.rollout.seed, task.settings.occurrence
         row = f"{task.row.get('index')} {list(task.row.get('raw_prompt', ()))}"
-        again = task.settings.occurrence
         return random.Random(f"{seed} {task.step} {row}{f' {again}' if again else ''}").getrandbits(31)
 
     @property
@@ -214,10 +206,9 @@ class TreeRollout:
 
     def _limits(self, prompt_tokens: int) -> dict[str, int]:
         """Return the builder's limits: of a response, and with contexts of its own, of each request."""
-        most = self.response_tokens(prompt_tokens)
+        most, rollout = self.response_tokens(prompt_tokens), self.config.actor_rollout_ref.rollout
         if not self.changes_contexts:
             return {"max_tokens": most}
-        rollout = self.config.actor_rollout_ref.rollout
         return {"max_tokens": rollout.response_length, "max_model_len": most_tokens(rollout)}
 
     def _set_contexts(self, outputs: Sequence[TrajectoryOutput], tree: TrajectoryTree) -> dict[str, float]:
@@ -238,19 +229,16 @@ class TreeRollout:
     def response_tokens(self, prompt_tokens: int) -> int:
         """Return the largest number of tokens of a response, which upstream's server computes in the same way."""
         rollout = self.config.actor_rollout_ref.rollout
-        context = most_tokens(rollout)
-        tokens = min(rollout.response_length, context - prompt_tokens)
-        if tokens < 1:
-            raise ValueError(f"a prompt of {prompt_tokens} tokens leaves none for a response in a context of {context}")
-        return tokens
+        if (left := most_tokens(rollout) - prompt_tokens) < 1:
+            raise ValueError(f"a prompt of {prompt_tokens} tokens leaves none of {most_tokens(rollout)} for a response")
+        return min(rollout.response_length, left)
 
-    def _answer_likelihood(self, engine: RolloutEngine, row: Mapping[str, Any]):
-        async def score(before: Sequence[int], continuation: Sequence[int]) -> list[float]:
-            return await engine.score(before, continuation, row["uid"])
-
-        answers = reference_answers(row)
-        context = most_tokens(self.config.actor_rollout_ref.rollout)
-        return AnswerLikelihood(score, self.tokenizer, closing_text(self.config), answers, context)
+    def _answer_likelihood(self, engine: RolloutEngine, row: Mapping[str, Any]) -> AnswerLikelihood:
+        score, context = (
+            partial(engine.score, request_id=row["uid"]),
+            most_tokens(self.config.actor_rollout_ref.rollout),
+        )
+        return AnswerLikelihood(score, self.tokenizer, closing_text(self.config), reference_answers(row), context)
 
     def _score(self, prompt: Mapping[str, Any], prompt_ids: list[int]) -> Score | None:
         if self.compute_score is None:
@@ -283,14 +271,11 @@ class TreeRollout:
 def rows_of(
     tree: TrajectoryTree, policy: BranchPolicy, versions: WeightVersions | None = None, seconds: float = 0.0
 ) -> list[TrajectoryOutput]:
-    """Return a row of the batch for each of the tree's leaves, in order.
+    """Return a row of the batch for each of the tree's leaves, in order, with the token fields `segment_ids` and the
+    policy's own. `seconds` is the time that growing the tree took.
 
     A row's reward is the sum of the environment's, if it gives rewards. A row that the search dropped has no answer,
     so that its reward is 0. Other rows are scored later.
-
-    `response_mask` is 1 for the model's tokens and 0 for a tool's. The token fields are `segment_ids`, where equal
-    values in a prompt's rows mark shared tokens, and the policy's own `fields`. `seconds` is the time that growing the
-    tree took.
     """
     token_fields = {SEGMENT_IDS.name: tree.segment_ids()}
     for need in policy.fields:

@@ -15,17 +15,15 @@ OLDEST, NEWEST = "min_global_steps", "max_global_steps"  # upstream's names
 
 
 class Part(NamedTuple):
-    """Consecutive tokens of one request that one version of the weights made."""
+    """Consecutive tokens of one request that one version of the weights, a training step's, made."""
 
     context: int  # hash of the tokens before `tokens`
     tokens: tuple[int, ...]
-    version: int  # training step after which these weights were sent to the engine
+    version: int
 
 
 class WeightVersions:
-    """The versions of the weights that served one prompt's requests.
-
-    Below, version 4 made the tokens 1 and 2, and version 5 made the token 3 of the same request:
+    """The versions of the weights that served one prompt's requests; below, versions 4 and 5 made parts of one request.
 
     >>> versions = WeightVersions()
     >>> versions.add([7], Generation([1, 2, 3], [], versions=[(2, 4), (1, 5)]))
@@ -50,12 +48,9 @@ class WeightVersions:
     def of(self, tokens: Sequence[int], mask: Sequence[int] | None = None) -> dict[str, int]:
         """Return the oldest and the newest version that made a token of this trajectory; empty if versions are unknown.
 
-        Several requests may continue the same tokens of the trajectory. Of these only the requests count that share the
-        most further tokens with it. If none shares a token, as when the policy has chosen the next token among a
-        request's most likely tokens, all of them count.
-
-        `tokens` are those of prompt and response; `mask` is 0 for each response token that the policy did not choose,
-        such as a tool's, and None if it chose all.
+        Of several requests that continue the same tokens, those count that share the most further tokens with it. If
+        none shares a token, as when the policy chose among a request's most likely tokens, all of them count. `tokens`
+        are prompt and response; `mask` is 0 for response tokens that the policy did not choose, such as a tool's.
         """
         versions = self.seen if len(self.seen) < 2 else self._trajectory_versions(tokens, mask) or self.seen
         return {OLDEST: min(versions), NEWEST: max(versions)} if versions else {}

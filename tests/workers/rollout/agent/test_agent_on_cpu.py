@@ -14,9 +14,9 @@ from verl.workers.rollout.agent.chat_completions import AgentRequest, Reply, age
 from verl.workers.rollout.agent.environment import Agent, AgentKeys
 from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.environment import BranchLost
+from verl.workers.rollout.run_environment import try_agent
 from verl.workers.rollout.trajectory_tree import TOOL
 from verl.workers.rollout.tree_builder import grow
-from verl.workers.rollout.trial import try_agent
 
 ROW = {"raw_prompt": [{"role": "user", "content": "What is 3 + 4?"}], "index": 5}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": %d, "b": 4}}\n</tool_call>'
@@ -71,26 +71,21 @@ def text(tokens, name: str = "qwen2_5") -> str:
     return tokenizer_of(name).decode(list(tokens))
 
 
+def sampled(tree) -> list[int]:
+    """The model's tokens of the first row."""
+    return [token for token, mask in zip(tree.trajectories()[0], tree.response_masks()[0], strict=True) if mask]
+
+
 # ---- what turns read ----
 
 
-@pytest.mark.parametrize("program", [None, "plain"])
-def test_messages_that_come_back_are_the_tokens_that_were_sampled(program):
-    """A program that continues its messages has the rows of environment=chat."""
-    keys = {"command": [sys.executable, str(Path(agents.__file__)), program]} if program else {}
-    keys |= {"env": {"PYTHONPATH": str(Path(agents.__file__).parents[4])}} if program else {}
-    engine, tree, opened = run("plain", "Let me  see." + CALL % 3 + END, "It is 7." + END, **keys)
-    (leaf,) = tree.leaves
-    assert tree.contexts(leaf) == [] and opened.counts["agent_continued"] == 1
-    response = text(tree.trajectories()[0])
-    assert response.startswith("Let me  see." + CALL % 3 + END) and response.endswith("It is 7." + END)
-    assert engine.read[1] == [*tree.prompt_ids, *tree.trajectories()[0][: len(engine.read[1]) - len(tree.prompt_ids)]]
-    assert "add" in text(tree.prompt_ids) and "<tool_response>\n7\n</tool_response>" in response
-
-
-def test_rows_are_those_of_environment_chat():
+@pytest.mark.parametrize("is_command", [False, True])
+def test_a_program_that_continues_its_messages_has_the_rows_of_environment_chat(is_command):
+    command = [sys.executable, str(Path(agents.__file__)), "plain"]
+    keys = {"command": command, "env": {"PYTHONPATH": str(Path(agents.__file__).parents[4])}} if is_command else {}
     turns = ["Let me  see." + CALL % 3 + END, CALL % 10 + END, "It is 14." + END]
-    _, tree, _ = run("plain", *turns)
+    _, tree, opened = run("plain", *turns, **keys)
+    assert tree.contexts(tree.leaves[0]) == [] and opened.counts["agent_continued"] == 2
 
     async def by_chat():
         chat = chat_of("qwen2_5", {"add": {"class_path": "tests.workers.rollout.chat.families.Add"}})
@@ -104,15 +99,16 @@ def test_rows_are_those_of_environment_chat():
     assert (tree.response_masks(), tree.log_probs()) == (chat.response_masks(), chat.log_probs())
 
 
-def test_a_rewritten_message_begins_a_sequence():
-    engine, tree, opened = run("rewriting", "Hm." + CALL % 3 + END, "It is 7." + END)
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3"])
+def test_a_rewritten_message_begins_a_sequence_as_the_template_serves_it(name):
+    engine, tree, opened = run("rewriting", "Hm." + CALL % 3 + END, "It is 7." + END, name=name)
     (context,) = tree.contexts(tree.leaves[0])
     assert opened.counts["agent_rewritten"] == 1
     messages = [*ROW["raw_prompt"], {"role": "assistant", "content": "Hm. (calling a tool)"}]
     messages += [{"role": "user", "content": "7"}]
     template = opened.template.builder
     assert list(context.ids) == template.build_initial_tokens(messages, tools=agents.TOOLS) == engine.read[1]
-    assert text(tree.trajectories()[0]).endswith("It is 7." + END)
+    assert text(tree.trajectories()[0], name).endswith("It is 7." + END) and "<think>" not in text(context.ids, name)
 
 
 def test_a_helper_has_a_context_of_its_own_and_the_first_conversation_goes_on():
@@ -123,9 +119,7 @@ def test_a_helper_has_a_context_of_its_own_and_the_first_conversation_goes_on():
     first = [*engine.read[0], *engine.turns[0]]
     assert list(back.ids[: len(first)]) == first, "the very tokens that were sampled"
     assert text(back.ids[len(first) :]).count("The helper says Yes.") == 1
-    (row,) = tree.trajectories()
-    sampled = [token for token, mask in zip(row, tree.response_masks()[0], strict=True) if mask]
-    assert text(sampled) == f"I  think 7.{END}Yes.{END}7{END}"
+    assert text(sampled(tree)) == f"I  think 7.{END}Yes.{END}7{END}"
 
 
 @pytest.mark.parametrize(
@@ -145,22 +139,24 @@ def test_stop_texts_and_limits_of_a_request_end_its_turn():
     row = text(tree.trajectories()[0])
     assert "one two STOP" in row and "three" not in row
     assert text(engine.read[1]).count("one two") == 2, "the program got the text before the stop"
-    sampled = [token for token, mask in zip(tree.trajectories()[0], tree.response_masks()[0], strict=True) if mask]
-    assert sampled[-3:] == engine.turns[1][:3]
+    assert sampled(tree)[-3:] == engine.turns[1][:3]
 
 
 # ---- outcomes ----
 
 
-def test_results_are_rewards():
-    _, tree, _ = run("plain", "0.25" + END, reward="result")
-    assert [sum(rewards.values()) for rewards in tree.turn_rewards] == [0.25]
-    _, tree, _ = run("plain", "a quarter" + END, reward="result")
-    assert [sum(rewards.values()) for rewards in tree.turn_rewards] == [0.0]
-    _, tree, _ = run("fails", "7" + END, reward="result")
-    assert [sum(rewards.values()) for rewards in tree.turn_rewards] == [0.0]
-    _, tree, _ = run("plain", "7" + END)
-    assert tree.turn_rewards == []
+@pytest.mark.parametrize(
+    ("function", "said", "reward", "rewards"),
+    [
+        ("plain", "0.25", "result", [0.25]),
+        ("plain", "a quarter", "result", [0.0]),
+        ("fails", "7", "result", [0.0]),
+        ("plain", "7", "task", []),
+    ],
+)
+def test_results_are_rewards(function, said, reward, rewards):
+    _, tree, _ = run(function, said + END, reward=reward)
+    assert [sum(of_turns.values()) for of_turns in tree.turn_rewards] == rewards
 
 
 def test_a_program_without_a_request_fails_its_group():
@@ -200,9 +196,8 @@ def test_a_run_that_sends_other_requests_loses_the_branch():
     engine = Script("qwen2_5", *(number + END for number in ("one", "two", "three", "four", "five")))
     tree, opened = asyncio.run(grown(agent_of("differs", replay=True, ignored=[]), engine, 2, Forks()))
     assert len(tree.leaves) == 1 and opened.counts["replay_differs"] == 1
-    tree, opened = asyncio.run(
-        grown(agent_of("differs", replay=True, ignored=["number [0-9a-f-]+"]), engine, 2, Forks())
-    )
+    forgiving = agent_of("differs", replay=True, ignored=["number [0-9a-f-]+"])
+    tree, opened = asyncio.run(grown(forgiving, engine, 2, Forks()))
     assert len(tree.leaves) == 2 and opened.counts["replay_differs"] == 0
     results = [segment for segment in tree.segments if segment.author == TOOL]
     assert len(results) == 3, "the first is shared"
@@ -263,8 +258,7 @@ def test_a_client_that_asks_again_gets_the_reply_that_it_had_asked_for():
 
     engine = Slow("qwen2_5", "one" + END, "two" + END)
     tree, opened = asyncio.run(grown(agent_of("impatient"), engine))
-    sampled = [token for token, mask in zip(tree.trajectories()[0], tree.response_masks()[0], strict=True) if mask]
-    assert text(sampled) == "one" + END and opened.counts["agent_disconnected"] >= 1
+    assert text(sampled(tree)) == "one" + END and opened.counts["agent_disconnected"] >= 1
 
 
 def test_dates_are_left_out_of_each_text_alone():
@@ -273,12 +267,3 @@ def test_dates_are_left_out_of_each_text_alone():
         return agent_request({"messages": messages}, ["Today is .*"])
 
     assert request("7") == request("7") and request("7") != request("8")
-
-
-def test_a_rewritten_message_is_read_as_the_template_serves_it():
-    engine, tree, opened = run("rewriting", "Hm." + CALL % 3 + END, "It is 7." + END, name="qwen3")
-    messages = [*ROW["raw_prompt"], {"role": "assistant", "content": "Hm. (calling a tool)"}]
-    expected = opened.template.builder.build_initial_tokens(
-        [*messages, {"role": "user", "content": "7"}], tools=agents.TOOLS
-    )
-    assert engine.read[1] == expected and "<think>" not in text(expected, "qwen3")

@@ -25,59 +25,25 @@ PATTERN = (
 
 
 class Family(NamedTuple):
-    """A model family.
+    """A model family, whose template is the file of its name in templates/."""
 
-    Args:
-        template: name of a file in templates/.
-        model_type: key of its config.json.
-        format: name of the parser of its calls.
-        special: special tokens; the first ends a turn, the second a text.
-        added: other control tokens.
-    """
-
-    template: str
     model_type: str
-    format: str
-    special: tuple[str, ...]
-    added: tuple[str, ...] = ("<tool_call>", "</tool_call>")
+    format: str  # of its calls
+    special: tuple[str, ...]  # tokens; the first ends a turn, the second a text
+    added: tuple[str, ...] = ("<tool_call>", "</tool_call>")  # other control tokens
 
 
+CHATML = ("<|im_end|>", "<|endoftext|>", "<|im_start|>")
+TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+HARMONY = ("<|call|>", "<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>")
+LLAMA = ("<|eot_id|>", "<|end_of_text|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
+GLM = ("<|observation|>", "<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>")
 FAMILIES = {
-    "qwen2_5": Family("qwen2_5", "qwen2", "hermes", ("<|im_end|>", "<|endoftext|>", "<|im_start|>")),
-    "qwen3": Family(
-        "qwen3",
-        "qwen3",
-        "hermes",
-        ("<|im_end|>", "<|endoftext|>", "<|im_start|>"),
-        ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
-    ),
-    "gpt_oss": Family(
-        "gpt_oss",
-        "gpt_oss",
-        "gpt-oss",
-        ("<|call|>", "<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"),
-        (),
-    ),
-    "llama3": Family(
-        "llama3",
-        "llama",
-        "llama3_json",
-        (
-            "<|eot_id|>",
-            "<|end_of_text|>",
-            "<|begin_of_text|>",
-            "<|start_header_id|>",
-            "<|end_header_id|>",
-            "<|python_tag|>",
-        ),
-        (),
-    ),
-    "glm": Family(
-        "glm",
-        "glm4_moe",
-        "glm",
-        ("<|observation|>", "<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"),
-    ),
+    "qwen2_5": Family("qwen2", "hermes", CHATML),
+    "qwen3": Family("qwen3", "hermes", CHATML, TAGS),
+    "gpt_oss": Family("gpt_oss", "gpt-oss", HARMONY, ()),
+    "llama3": Family("llama", "llama3_json", (*LLAMA, "<|python_tag|>"), ()),
+    "glm": Family("glm4_moe", "glm", GLM),
 }
 
 
@@ -92,7 +58,7 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
         tokenizer_object=core,
         eos_token=family.special[0],
         pad_token=family.special[1],
-        chat_template=(TEMPLATES / f"{family.template}.jinja").read_text().removesuffix("\n"),
+        chat_template=(TEMPLATES / f"{name}.jinja").read_text().removesuffix("\n"),
         clean_up_tokenization_spaces=False,
     )
 

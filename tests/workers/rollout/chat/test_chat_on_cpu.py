@@ -108,14 +108,10 @@ def test_an_answer_that_does_not_fit_ends_the_trajectory_by_length():
     assert short.tokens == [] and not short.done and len(short.calls) == 1
 
 
-@pytest.mark.parametrize(
-    ("side", "text"),
-    [
-        ("left", "(truncated)...eady end"),
-        ("right", "found st...(truncated)"),
-        ("middle", "foun...(truncated)... end"),
-    ],
-)
+CUT = {"left": "(truncated)...eady end", "right": "found st...(truncated)", "middle": "foun...(truncated)... end"}
+
+
+@pytest.mark.parametrize(("side", "text"), CUT.items())
 def test_a_long_result_is_cut(side, text):
     keys = {"max_tool_response_length": 8, "tool_response_truncate_side": side}
     assert f"<tool_response>\n{text}\n</tool_response>" in answered("qwen2_5", CALL % "start, steady end", **keys)[1]
@@ -132,17 +128,10 @@ def test_a_turn_ends_with_an_end_token_or_one_of_the_parsers():
 
 
 @pytest.mark.parametrize(
-    ("limits", "expected"),
-    [
-        ({}, 3),
-        ({"max_user_turns": 2}, 2),
-        ({"max_user_turns": 5, "max_assistant_turns": 2}, 1),
-        ({"max_assistant_turns": 1}, 0),
-        ({"max_assistant_turns": 9}, 3),
-    ],
+    ("user", "assistant", "expected"), [(None, None, 3), (2, None, 2), (5, 2, 1), (None, 1, 0), (None, 9, 3)]
 )
-def test_verls_limits_of_turns_limit_the_answers(limits, expected):
-    assert chat_of("qwen2_5", **limits).call_limit == expected
+def test_verls_limits_of_turns_limit_the_answers(user, assistant, expected):
+    assert chat_of("qwen2_5", max_user_turns=user, max_assistant_turns=assistant).call_limit == expected
 
 
 def test_a_turn_that_ended_with_another_token_gets_the_templates_end_first():

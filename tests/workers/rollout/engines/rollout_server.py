@@ -18,11 +18,7 @@ VARIABLES = ("CUDA_VISIBLE_DEVICES", "VERL_REPLICA_RANK", "VERL_RAY_JOB_ID")
 
 
 def make_server(monkeypatch: pytest.MonkeyPatch, model_folder: str, **rollout) -> TopLogprobsServer:
-    """Return a server for a response of at most 448 tokens, without Ray.
-
-    Args:
-        rollout: further keys of the rollout's config.
-    """
+    """Return a server for a response of at most 448 tokens, without Ray; `rollout` are further keys of its config."""
     for name in VARIABLES:
         monkeypatch.setenv(name, "")
     context = SimpleNamespace(get_job_id=lambda: "01000000")

@@ -118,11 +118,13 @@ def complete(output, tokens):
     assert output.extra_fields["top_logprobs"] == [TOP[:2]] * len(tokens)
 
 
-def test_a_whole_response(server, tokenizer):
+@pytest.mark.parametrize(("routing_replay", "outputs"), [(False, 2), (True, 20)])
+def test_a_whole_response(server, tokenizer, outputs):
+    """With routing replay an output holds all tokens' experts, so that none may be left out."""
     output = asyncio.run(ask(server))
     complete(output, tokenizer.encode(TEXT)[:20])
     assert output.stop_reason == "completed"
-    assert server.engine.outputs == 2
+    assert server.engine.outputs == outputs
 
 
 @pytest.mark.parametrize("chosen_is_likely", [False, True])
@@ -134,12 +136,6 @@ def test_outputs_before_the_first_read_are_whole(server, engine, monkeypatch, ch
     output = asyncio.run(ask(server))
     assert engine.outputs == 1
     complete(output, engine.tokens[:20])
-
-
-@pytest.mark.parametrize("routing_replay", [True])
-def test_the_experts_of_all_tokens_come_with_an_output_that_holds_all(server, tokenizer):
-    complete(asyncio.run(ask(server)), tokenizer.encode(TEXT)[:20])
-    assert server.engine.outputs == 20
 
 
 def test_a_stop_text_ends_with_the_token_that_completes_it(server, tokenizer):

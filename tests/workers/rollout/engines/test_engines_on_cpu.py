@@ -1,12 +1,13 @@
 """The engine of group rollouts on `transformers`, and what all engines share."""
 
 import asyncio
-import math
 
+import numpy as np
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from verl.utils.entropy_estimate import entropies_of
 from verl.workers.rollout.engines.interface import GenerationRequest
 from verl.workers.rollout.engines.local_transformers import TransformersEngine, restricted
 from verl.workers.rollout.tree_rollout import GroupEngine
@@ -50,15 +51,9 @@ def test_entropies_of_all_tokens_are_the_raw_distributions(model, temperature):
 
 
 def test_entropies_of_the_first_tokens_are_those_of_the_candidates(model):
-    engine = TransformersEngine(model, range(40))
-    made = generate(engine, [1, 2, 3], n_top_logprobs=5, n_entropy=5, seed=0)
-    assert made == generate(engine, [1, 2, 3], n_top_logprobs=5, n_entropy=5, seed=0)
-    for entropy, top_logprobs in zip(made.entropies, made.top_logprobs, strict=True):
-        known = [log_prob for _, log_prob in top_logprobs]
-        head, rest = -sum(p * math.exp(p) for p in known), 1 - sum(map(math.exp, known))
-        # the tail: all as likely as the fifth, or spread over the 35 tokens left
-        assert entropy == pytest.approx(head + rest * (-known[-1] - math.log(rest / 35)) / 2)
-    assert generate(engine, [1, 2, 3], seed=0).entropies is None
+    made = generate(TransformersEngine(model, range(40)), [1, 2, 3], n_top_logprobs=5, n_entropy=5, seed=0)
+    top = np.array([[log_prob for _, log_prob in step] for step in made.top_logprobs])
+    assert made.entropies == pytest.approx(entropies_of(top, 40).tolist())
 
 
 def test_a_stop_token_ends_the_generation_and_is_part_of_it(model):
@@ -73,9 +68,9 @@ def test_sampling_is_seeded_and_follows_the_temperature(model):
     assert generate(engine, [5], seed=3) == generate(engine, [5], seed=3) != generate(engine, [5], seed=4)
     with torch.no_grad():
         expected = (model(torch.tensor([[5]])).logits[0, -1] / 0.7).softmax(-1)
-    drawn = [generate(engine, [5], seed=i, temperature=0.7, max_tokens=1) for i in range(2000)]
+    drawn = [generate(engine, [5], seed=i, temperature=0.7, max_tokens=1) for i in range(500)]
     counts = torch.bincount(torch.tensor([one.token_ids[0] for one in drawn]), minlength=30)
-    assert (counts / 2000 - expected).abs().max() < 0.04
+    assert (counts / 500 - expected).abs().max() < 0.08
     assert drawn[0].log_probs[0] == pytest.approx(float(expected[drawn[0].token_ids[0]].log()))
 
 

@@ -52,12 +52,13 @@ class Server(BatchingServer):
         return SimpleNamespace(**{name: remote(getattr(self, name)) for name in ("submit", "collect", "give_up")})
 
 
-async def test_each_request_gets_its_answer_and_few_calls_are_made():
+async def test_each_request_gets_its_answer_or_its_error_and_few_calls_are_made():
     server = Server()
     batcher = RequestBatcher(server.handle())
-    answers = await asyncio.gather(*(batcher.send(prompt=f"{i}") for i in range(50)))
-    assert answers == [f"{i}" for i in range(50)]
-    assert server.asked == 50 and server.calls == ["submit", "collect"]
+    prompts = [*map(str, range(50)), "bad"]
+    *answers, error = await asyncio.gather(*(batcher.send(prompt=p) for p in prompts), return_exceptions=True)
+    assert answers == prompts[:-1] and isinstance(error, RuntimeError) and "ValueError: no such prompt" in str(error)
+    assert server.asked == 51 and server.calls == ["submit", "collect"]
     assert batcher.collecting is None and not batcher.waiting
 
 
@@ -80,14 +81,6 @@ async def test_clients_of_one_server_are_kept_apart():
     batchers = [RequestBatcher(server.handle()) for _ in range(3)]
     asked = [batcher.send(prompt=f"{i}", seconds=0.01 * (3 - i)) for i, batcher in enumerate(batchers)]
     assert await asyncio.gather(*asked) == ["0", "1", "2"]
-
-
-async def test_an_error_is_that_requests_alone():
-    batcher = RequestBatcher(Server().handle())
-    asked = [batcher.send(prompt=prompt) for prompt in ("fine", "bad", "fine too")]
-    first, error, last = await asyncio.gather(*asked, return_exceptions=True)
-    assert (first, last) == ("fine", "fine too")
-    assert isinstance(error, RuntimeError) and "ValueError: no such prompt" in str(error)
 
 
 async def test_a_cancelled_request_ends_on_the_server():

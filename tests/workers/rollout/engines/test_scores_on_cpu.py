@@ -5,7 +5,6 @@ import asyncio
 import json
 import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from recipe.common.tiny_model import write_tiny_model
+from tests.fresh import output_of
 from tests.packages import TRITON, unpacked
-from tests.workers.rollout.engines.recorded_logits import RecordedLogits
 from verl.workers.rollout.engines import local_vllm
 from verl.workers.rollout.engines.interface import GenerationRequest, last_scores
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
@@ -38,6 +37,24 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+class RecordedLogits:
+    """An extension of vLLM's worker (`worker_extension_cls`) that counts the rows of which it computes logits."""
+
+    def record_logits(self) -> None:
+        self.rows = []
+        model = self.model_runner.model
+        compute_logits = model.compute_logits
+
+        def recorded(hidden_states, *args, **kwargs):
+            self.rows.append(len(hidden_states))
+            return compute_logits(hidden_states, *args, **kwargs)
+
+        model.compute_logits = recorded
+
+    def recorded_rows(self) -> list[int]:
+        return self.rows
 
 
 def expected(model, prompt, continuation) -> list[float]:
@@ -118,18 +135,11 @@ async def scores_are_the_models(engine: VLLMEngine, model) -> None:
 @pytest.mark.slow
 def test_the_v2_runners_scores_are_the_models_whatever_its_cache_holds(folder, model):
     """In another process, because vLLM behaves differently where it finds Triton."""
-    prompt = list(range(10, 110))
-    long = list(range(60, 130))
+    prompt, long = list(range(10, 110)), list(range(60, 130))
     scored = [(prompt, [7, 8, 9]), (prompt, [9, 8, 7]), *cases(8), (prompt, long), (prompt, long)]
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("v2_scores.py")), str(folder), str(BLOCK)],
-        input=json.dumps(scored),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{unpacked(TRITON)}:{ROOT}", "TRITON_INTERPRET": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answers = json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, str(Path(__file__).with_name("v2_scores.py")), str(folder), str(BLOCK)]
+    environment = {**os.environ, "PYTHONPATH": f"{unpacked(TRITON)}:{ROOT}", "TRITON_INTERPRET": "1"}
+    answers = json.loads(output_of(command, environment, json.dumps(scored)).splitlines()[-1])
     for case, answer in zip(scored, answers, strict=True):
         assert answer["scores"] == pytest.approx(expected(model, *case), abs=1e-4)
     requests = [answer["requests"] for answer in answers]

@@ -109,14 +109,10 @@ def test_text_is_decoded_for_stop_texts_only(server, stop, decodes):
     assert asked.flat_logprobs and asked.detokenize is decodes
 
 
-def test_requests_that_come_another_way_keep_their_text(server):
+async def test_requests_that_come_another_way_keep_their_text(server):
     """Such as those of the server's HTTP interface."""
     params = SimpleNamespace(logprobs=0, flat_logprobs=False, detokenize=True)
-
-    async def all_of(outputs):
-        return [output async for output in outputs]
-
-    asyncio.run(all_of(server.engine.generate(sampling_params=params, tokens=3)))
+    assert [output async for output in server.engine.generate(sampling_params=params, tokens=3)]
     assert params.detokenize and not params.flat_logprobs
 
 

@@ -10,11 +10,11 @@ from recipe.common.tree import Policy as Plain
 from verl.workers.rollout.chat.template import ChatTemplate, make_builder
 from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.gym.environment import Gym, GymKeys
+from verl.workers.rollout.run_environment import try_gym
 from verl.workers.rollout.stateful import Step
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tree_builder import grow
 from verl.workers.rollout.tree_rollout import rows_of
-from verl.workers.rollout.trial import try_gym
 
 GAMES = "tests.workers.rollout.gym.games"
 TOKENIZER = make_tokenizer()
@@ -101,13 +101,12 @@ def test_a_turn_without_its_tag_is_answered_and_not_seen_by_the_environment():
     assert all(text.count("sum 2") == 1 for text in texts if "2<act>" in text)
 
 
-@pytest.mark.parametrize(
-    ("reward", "scores"), [("sum", [[0.0, 0.0, 1.0]]), ("last", [[0.0, 0.0, 1.0]]), ("task", [[]])]
-)
+@pytest.mark.parametrize(("reward", "scores"), [("sum", [0.5, 0.5, 2.0]), ("last", [0.0, 0.0, 2.0]), ("task", [])])
 def test_rewards(reward, scores):
-    _, tree = grown(worker(reward=reward), Player(actions="1"), n=1, row={"extra_info": {"environment": {"goal": 3}}})
+    row = {"extra_info": {"environment": {"goal": 3}}}
+    _, tree = grown(worker("Halves", reward=reward), Player(actions="1"), n=1, row=row)
     (row,) = rows_of(tree, Plain())
-    assert [row.extra_fields["turn_scores"]] == scores and (row.reward_score is None) == (reward == "task")
+    assert row.extra_fields["turn_scores"] == scores and (row.reward_score is None) == (reward == "task")
 
 
 def test_a_long_observation_is_cut_and_has_no_control_tokens():
@@ -118,12 +117,6 @@ def test_a_long_observation_is_cut_and_has_no_control_tokens():
     assert prompt.count(END_OF_TURN) == 1 and "< |im_end|> x" in prompt
 
 
-def test_a_trial_names_the_key():
-    try_gym(GymKeys(class_path=f"{GAMES}.Sums"), {"goal": 1})
-    with pytest.raises(ValueError, match=f"environment.class_path={GAMES}.Sums: reset with the task None failed"):
-        try_gym(GymKeys(class_path=f"{GAMES}.Sums"), None)
-
-
 @pytest.mark.parametrize("name", ["Sums", "CopiedSums"])
 def test_a_trial_plays_actions_until_the_end(name):
     steps = try_gym(GymKeys(class_path=f"{GAMES}.{name}"), {"goal": 4}, ["1", "3", "1"])
@@ -131,13 +124,19 @@ def test_a_trial_plays_actions_until_the_end(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "task", "actions", "message"),
     [
-        ("SharedCopies", r"the action '2' \(number 1\) returned .*'2'.* and in an instance whose copy .*'2 1 2'"),
-        ("Random", r"the reset returned .* and in a second instance"),
-        ("Sums", "the action 'x' failed: RuntimeError: ValueError: invalid literal"),
+        (
+            "SharedCopies",
+            {},
+            ["2", "1"],
+            r"the action '2' \(number 1\) returned .*'2'.* and in an instance whose copy .*'2 1 2'",
+        ),
+        ("Random", {"goal": 4}, ["2", "1"], r"the reset returned .* and in a second instance"),
+        ("Sums", {"goal": 4}, ["x"], "the action 'x' failed: RuntimeError: ValueError: invalid literal"),
+        ("Sums", None, [], "reset with the task None failed"),
     ],
 )
-def test_a_trial_says_where_a_second_instance_or_a_copy_differs(name, message):
+def test_a_trial_names_the_key_and_what_failed_or_differs(name, task, actions, message):
     with pytest.raises(ValueError, match=f"environment.class_path={GAMES}.{name}: {message}"):
-        try_gym(GymKeys(class_path=f"{GAMES}.{name}"), {"goal": 4}, ["2", "x" if name == "Sums" else "1"])
+        try_gym(GymKeys(class_path=f"{GAMES}.{name}"), task, actions)

@@ -11,9 +11,9 @@ from tests.workers.rollout.gym.test_environment_on_cpu import TOKENIZER, Player,
 from verl.evaluation.model.server import free_port
 from verl.workers.rollout.environment import BranchLost
 from verl.workers.rollout.gym.environment import GymKeys
+from verl.workers.rollout.run_environment import try_gym
 from verl.workers.rollout.stateful import Step
 from verl.workers.rollout.tree_builder import grow
-from verl.workers.rollout.trial import try_gym
 
 ROW = {"extra_info": {"environment": {"goal": 3}}}
 

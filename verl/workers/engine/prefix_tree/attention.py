@@ -25,10 +25,8 @@ SUMMED_ROWS = 2**16  # number of a gathered gradient's rows that are converted a
 
 
 class GatherNodes(torch.autograd.Function):
-    """The function `states[nodes]`, with a gradient that is summed in float32 even for 16-bit states.
-
-    Hundreds of segments may gather the same node, and a bfloat16 sum of hundreds of terms has only two digits.
-    """
+    """The function `states[nodes]`, with a gradient that is summed in float32 even for 16-bit states. Hundreds of
+    segments may gather the same node, and a bfloat16 sum of hundreds of terms has only two digits."""
 
     @staticmethod
     def forward(ctx, states: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
@@ -49,11 +47,9 @@ class GatherNodes(torch.autograd.Function):
 
 
 class PaddedBatch:
-    """Segments of similar lengths, padded to one shape for one call of the attention.
-
-    The queries of a shorter segment are padded with copies of its last query. Keys lie at the index of their depth, so
-    the mask hides the padded keys: they are deeper than every query.
-    """
+    """Segments of similar lengths, padded to one shape for one call of the attention. The queries of a shorter segment
+    are padded with copies of its last query. Keys lie at the index of their depth, so the mask hides the padded keys:
+    they are deeper than every query."""
 
     def __init__(self, trie: Trie, segments: np.ndarray, device: torch.device):
         starts, ends = trie.segment_starts[segments], trie.segment_ends[segments]
@@ -94,7 +90,6 @@ class PaddedSegments:
         self.place = torch.from_numpy(place).to(device)  # (N,)
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-        """Return the attention output (N, H, D) for `query` (N, H, D), `key` and `value` (N, G, D)."""
         outputs = []
         for batch in self.batches:
             path_states = [GatherNodes.apply(states, batch.keys) for states in (key, value)]
@@ -107,10 +102,8 @@ class PaddedSegments:
 
 
 class VarlenSegments:
-    """Attention with torch's varlen kernel, whose causal mask is aligned to the last query and key.
-
-    The kernel needs CUDA and 16-bit floats.
-    """
+    """Attention with torch's varlen kernel, whose causal mask is aligned to the last query and key; it needs CUDA and
+    16-bit floats."""
 
     def __init__(self, trie: Trie, device: torch.device):
         query_lengths = trie.segment_ends - trie.segment_starts
@@ -124,7 +117,6 @@ class VarlenSegments:
         self.max_queries, self.max_keys = int(query_lengths.max()), int(key_lengths.max())
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-        """Return the output (N, H, D) for `query` (N, H, D), `key` and `value` (N, G, D), all in the nodes' order."""
         from torch.nn.attention.varlen import varlen_attn
 
         offsets = (self.query_offsets, self.key_offsets, self.max_queries, self.max_keys)

@@ -18,11 +18,8 @@ CHUNK_ELEMENTS = 2**24
 
 
 class _ChosenLogProbs(torch.autograd.Function):
-    """The function log softmax(logits[row])[token] for pairs of rows and tokens, many of which may share a row.
-
-    A row's log-sum-exp is computed once, at least in float32. The logits are the only tensor of their size that is
-    kept; autograd of the plain formula would keep two more copies.
-    """
+    """The function log softmax(logits[row])[token] for pairs of rows and tokens, at least in float32. The logits are
+    the only tensor of their size that is kept; autograd of the plain formula would keep two more copies."""
 
     @staticmethod
     def forward(ctx, logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -106,10 +103,7 @@ class TrieBatch:
         return logits / self.temperature.clamp(min=1e-8)[:, None].to(logits.dtype)
 
     def node_log_probs(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return (N,), log p of each node's token under its parent's row of `logits` (N, V); 0 at roots.
-
-        Apply `scale` to the logits before.
-        """
+        """Return (N,), log p of each node's token under its parent's row of the scaled `logits` (N, V); 0 at roots."""
         chosen = _ChosenLogProbs.apply(logits, self._parents, self._tokens)
         return chosen.new_zeros(len(self.trie)).index_copy(0, self._inner, chosen)
 
@@ -122,15 +116,10 @@ def tree_log_probs(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
     """Return log-probabilities and entropies of sequences, computing each distinct prefix once; both have gradients.
 
-    Args:
-        model: a causal model of `transformers`: Qwen2, Qwen3 or Llama. With gradient checkpointing call
-            `model.set_attn_implementation("prefix_tree")` first: layers are recomputed after this function returns.
-        sequences: 1-D tensors with at least one token id each.
-        temperature: one temperature, or one per sequence; log p is that of softmax(logits / temperature).
-
-    Returns:
-        log-probabilities (T - 1,) of the tokens from the second on, for each sequence of length T, and the entropies
-        (T - 1,), in nats, of the distributions they were drawn from; None for entropies without `calculate_entropy`.
+    They are (T - 1,), of the tokens from the second on, for each sequence of T token ids, a 1-D tensor; entropies are
+    in nats, and None without `calculate_entropy`. log p is that of softmax(logits / temperature), one temperature or
+    one per sequence. The model is a Qwen2, Qwen3 or Llama of `transformers`. With gradient checkpointing call
+    `model.set_attn_implementation("prefix_tree")` first: layers are recomputed after this function returns.
     """
     if not sequences or any(sequence.dim() != 1 or not len(sequence) for sequence in sequences):
         raise ValueError("sequences: expected 1-D tensors of at least one token id")

@@ -24,16 +24,11 @@ USUAL_BYTES = TokenBytes(kept=16, layer=0, logits=0, gathered=1, segment=0)
 
 
 class TrieOrder:
-    """Rows in the order of their trie; a run (start, end) holds the rows `start` to `end` - 1 of this order.
-
-    A row with contexts lies where its first sequence does, and counts what it shares with the row before it only.
-    """
+    """Rows in the order of their trie; a run (start, end) holds the rows `start` to `end` - 1 of this order. A row with
+    contexts lies where its first sequence does, and counts what it shares with the row before it only."""
 
     def __init__(
-        self,
-        rows: Sequence[Sequences],
-        kinds: Sequence[float] | None = None,
-        token_bytes: TokenBytes = USUAL_BYTES,
+        self, rows: Sequence[Sequences], kinds: Sequence[float] | None = None, token_bytes: TokenBytes = USUAL_BYTES
     ):
         self.bytes = token_bytes
         firsts = [np.ascontiguousarray(row.tokens[0], dtype=np.int64) for row in rows]
@@ -69,10 +64,8 @@ class TrieOrder:
         return self.bytes.tokens(self.tokens(run), *self.gathered(run))
 
     def gathered(self, run: Run) -> tuple[int, int]:
-        """Return the number of keys that the segments of the run's trie gather, and of these segments.
-
-        Each gathers its path from the root. Both are upper bounds if a row is a prefix of another or has contexts.
-        """
+        """Return the number of keys that the segments of the run's trie gather, each its path from the root, and of
+        these segments. Both are upper bounds if a row is a prefix of another or has contexts."""
         start, end = run
         forks = np.arange(start + 1, end)
         before = self._lower[forks]
@@ -100,8 +93,7 @@ class TrieOrder:
         if self.lengths.max() > budget:
             raise ValueError(
                 f"use_prefix_tree: a row of {self.lengths.max()} tokens exceeds the {budget} of a micro-batch: raise "
-                "actor_rollout_ref.actor.ppo_max_token_len_per_gpu, and rollout.log_prob_max_token_len_per_gpu and "
-                "ref.log_prob_max_token_len_per_gpu if they were set"
+                "actor.ppo_max_token_len_per_gpu, and log_prob_max_token_len_per_gpu of rollout and ref if set"
             )
         runs: list[Run] = []
         parts = [(0, len(self.order))]
@@ -130,10 +122,8 @@ class TrieOrder:
 
 
 def rows_and_temperatures(data: TensorDict) -> tuple[list[Sequences], list[float]]:
-    """Return the rows of the nested `input_ids` with their contexts, and each row's `temperature`, a number or a tensor
-    (B,) in `data`."""
-    temperature = data["temperature"]
-    tokens = _cells(data["input_ids"])
+    """Return the rows of the nested `input_ids` with their contexts, and each row's temperature."""
+    temperature, tokens = data["temperature"], _cells(data["input_ids"])
     contexts = map(contexts_of_cell, _cells(data[CONTEXTS])) if CONTEXTS in data.keys() else [[]] * len(tokens)
     rows = [sequences_of_row(row, of_row) for row, of_row in zip(tokens, contexts, strict=True)]
     return rows, temperature.tolist() if isinstance(temperature, torch.Tensor) else [float(temperature)] * len(rows)

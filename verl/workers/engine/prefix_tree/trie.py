@@ -22,10 +22,8 @@ import numpy as np
 @dataclass(frozen=True)
 class Trie:
     """A trie of N nodes in pre-order, each the last token of a distinct prefix. It is a forest if first tokens differ.
-
     A segment is a maximal chain: each of its nodes but the last has one child, which is the next node. All arrays are
-    of int64.
-    """
+    of int64."""
 
     tokens: np.ndarray  # (N,) token id of each node
     parent: np.ndarray  # (N,) parent of each node; -1 at a root

@@ -92,11 +92,9 @@ def _text(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list):
-        parts = [
-            part.get("text") if part.get("type") in ("text", "input_text", "output_text") else None for part in content
-        ]
-        if all(isinstance(part, str) for part in parts):
-            return "".join(parts)
+        texts = [part.get("text") for part in content if part.get("type") in ("text", "input_text", "output_text")]
+        if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
+            return "".join(texts)
     raise ValueError("messages: expected texts as contents")
 
 
@@ -110,16 +108,11 @@ def _arguments(call: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Reply:
-    """A turn of the model.
-
-    Args:
-        tool_calls: name and arguments, as JSON text, of each call.
-        finish_reason: `stop`, `tool_calls` or `length`.
-    """
+    """A turn of the model."""
 
     content: str
-    tool_calls: tuple[tuple[str, str], ...] = ()
-    finish_reason: str = "stop"
+    tool_calls: tuple[tuple[str, str], ...] = ()  # name and arguments, as JSON text, of each call
+    finish_reason: str = "stop"  # or `tool_calls` or `length`
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -142,10 +135,6 @@ def _is_function(value: Any) -> bool:
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
-def _is_tool_choice(value: Any) -> bool:
-    return value in ("auto", "none", "required") or _is_function(value)
-
-
 def _is_stop(value: Any) -> bool:
     return all(isinstance(text, str) and text for text in (value if isinstance(value, list) else [value]))
 
@@ -158,7 +147,10 @@ UNUSED = frozenset("messages parallel_tool_calls user metadata store".split())
 EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "model": ("a text", lambda value: isinstance(value, str)),
     "tools": ("a list of functions", lambda value: isinstance(value, list) and all(map(_is_function, value))),
-    "tool_choice": ("auto, none, required or a function", _is_tool_choice),
+    "tool_choice": (
+        "auto, none, required or a function",
+        lambda value: value in ("auto", "none", "required") or _is_function(value),
+    ),
     "stop": ("a text, or a list of texts", _is_stop),
     "max_tokens": ("a positive integer", _is_count),
     "max_completion_tokens": ("a positive integer", _is_count),

@@ -33,14 +33,7 @@ from verl.workers.rollout.chat.calls import CallReader, schema_for_parser, witho
 from verl.workers.rollout.chat.template import ChatTemplate
 from verl.workers.rollout.contexts import END_OF_THINKING, THINK, ContextRule
 from verl.workers.rollout.environment import Answer, BranchLost, Ends, TurnEnd
-from verl.workers.rollout.stateful import (
-    Instance,
-    InstanceKeys,
-    InstancePool,
-    State,
-    StatefulEnvironment,
-    Step,
-)
+from verl.workers.rollout.stateful import Instance, InstanceKeys, InstancePool, State, StatefulEnvironment, Step
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.05  # time between two looks for requests other than the recorded one, in a replay
@@ -49,20 +42,7 @@ OTHER_SECONDS = 2.0  # how long it then waits for the recorded one
 
 @keys_dataclass(frozen=True, config=STRICT)
 class AgentKeys(InstanceKeys):
-    """Keys under `environment` with environment=agent.
-
-    Args:
-        command: command of a program, which reads its row as JSON from standard input; its last line is its result.
-        class_path: or path of a function `run(task, base_url, api_key) -> result`, which may be a coroutine function.
-        env: environment variables of the program, beside those that it needs to run and to reach the model.
-        memory_mb: largest memory of a program; None for no limit.
-        host: address at which the gateway listens.
-        replay: whether a branch may run the program, and its tools, again; else only tree=plain works.
-        ignored: regular expressions; what they match in requests is not compared, such as dates.
-        reasoning: whether the program gets what the model thinks, up to </think>, as `content`, or it stays `hidden`.
-        max_steps: largest number of answered turns of a trajectory.
-        reward: `result`: the program's result, a number; `task`: the reward function's.
-    """
+    """Keys under `environment` with environment=agent (recipe/common/config/environment/agent.yaml)."""
 
     command: list[str] | None = None
     class_path: str | None = None
@@ -119,9 +99,8 @@ class AgentInstance(Instance):
         self.program = self.agents.programs.start(self.row, session.base_url, session.api_key)
         step = await self._next(session, self.program, recorded)
         if step.done:
-            raise RuntimeError(
-                f"the agent ended without a request: {step.observation.failed or step.observation.result}"
-            )
+            outcome = step.observation
+            raise RuntimeError(f"the agent ended without a request: {outcome.failed or outcome.result}")
         return step.observation
 
     async def step(self, action: "Said", expected: AgentRequest | None = None) -> Step:
@@ -170,11 +149,8 @@ class Agents:
     can_copy = False
 
     def __init__(self, keys: AgentKeys):
-        self.keys = keys
-        self.gateway = Gateway(keys.host, keys.ignored)
-        self.programs = Programs(
-            command=keys.command, class_path=keys.class_path, env=keys.env, memory_mb=keys.memory_mb
-        )
+        self.keys, self.gateway = keys, Gateway(keys.host, keys.ignored)
+        self.programs = Programs(keys.command, keys.class_path, keys.env, keys.memory_mb)
         self.failures: Counter[str] = Counter()
 
     async def start(self) -> None:
@@ -202,23 +178,14 @@ class Agents:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A request and the model's turn.
-
-    Args:
-        request: the request.
-        read: all that the turn has read.
-        then_read: all that later turns read of it: `read` and the turn, perhaps without its thinking.
-        turn: the turn's tokens.
-        sent: the turn as the program got it.
-        whole: the turn with what was hidden or cut.
-    """
+    """A request and the model's turn."""
 
     request: AgentRequest
-    read: list[int]
-    then_read: list[int]
+    read: list[int]  # all that the turn has read
+    then_read: list[int]  # all that later turns read of it: `read` and the turn, perhaps without its thinking
     turn: list[int]
-    sent: dict[str, Any]
-    whole: dict[str, Any]
+    sent: dict[str, Any]  # the turn as the program got it
+    whole: dict[str, Any]  # the turn with what was hidden or cut
 
 
 @dataclass(frozen=True)

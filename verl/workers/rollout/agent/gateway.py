@@ -11,7 +11,6 @@ import json
 import logging
 import secrets
 import socket
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +37,6 @@ from verl.workers.rollout.agent.chat_completions import (
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 16 * 2**20
-MAX_ENDED_SESSIONS = 4096  # ids kept to tell an ended session (410) from an unknown one (404)
 KEEP_ALIVE_SECONDS = 3600  # a program may run its tools for long between two requests of a connection
 
 
@@ -59,8 +57,7 @@ class Session:
         self.n_requests = self.n_disconnected = self._n_replies = 0
         self._pending: list[_WaitingRequest] = []
         self._handed_out: list[_WaitingRequest] = []
-        self._changed = asyncio.Event()
-        self._closed, self._ended = False, ended
+        self._changed, self._closed, self._ended = asyncio.Event(), False, ended
 
     @property
     def requests(self) -> list[AgentRequest]:
@@ -94,7 +91,7 @@ class Session:
             call.answer.set_result((self._n_replies, reply))
 
     def close(self) -> None:
-        """End the session: its pending and later requests get status 410, and calls of `next_request` raise."""
+        """End the session: its pending requests get status 410, later ones 404, and calls of `next_request` raise."""
         if self._closed:
             return
         self._closed = True
@@ -135,7 +132,6 @@ class Gateway:
     def __init__(self, host: str = "127.0.0.1", ignored: Sequence[str] = ()):
         self.host, self.ignored = host, tuple(ignored)
         self._sessions: dict[str, Session] = {}
-        self._ended: deque[str] = deque(maxlen=MAX_ENDED_SESSIONS)
         self._noted: set[str] = set()
         self._starting: asyncio.Task[None] | None = None
         self._url = ""
@@ -179,13 +175,8 @@ class Gateway:
         """Return a new session of a gateway that has started."""
         if not self._url:
             raise RuntimeError("the gateway has not started: await start() first")
-        name = secrets.token_urlsafe(24)
-
-        def ended() -> None:
-            del self._sessions[name]
-            self._ended.append(name)
-
-        self._sessions[name] = Session(f"{self._url}/s/{name}/v1", secrets.token_urlsafe(24), ended)
+        name, key = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+        self._sessions[name] = Session(f"{self._url}/s/{name}/v1", key, lambda: self._sessions.pop(name))
         return self._sessions[name]
 
     async def stop(self) -> None:
@@ -232,11 +223,8 @@ class Gateway:
 
     def _session(self, http: Request) -> Session:
         """Return the session of a request's address, whose key the request must have."""
-        name = http.path_params["id"]
-        if name in self._ended:
-            raise _ended_error()
-        if (session := self._sessions.get(name)) is None:
-            raise ApiError(404, "there is no such session")
+        if (session := self._sessions.get(http.path_params["id"])) is None:
+            raise ApiError(404, "there is no such session, or it has ended")
         expected = f"Bearer {session.api_key}"
         if not secrets.compare_digest(http.headers.get("authorization", "").encode(), expected.encode()):
             raise ApiError(401, "the API key is not the session's", code="invalid_api_key")

@@ -26,31 +26,20 @@ from verl.workers.rollout.stateful import InstanceLost
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a program.
-
-    Args:
-        result: last line of a command's standard output that is not empty, or the value that a function returned, as
-            text; of either at most the last 64 KiB. Empty without one.
-        failed: why the program failed, such as "exit code 3: no such model"; empty if it did not.
-    """
+    """The end of a program: its result, at most 64 KiB of the last line of a command's standard output or of a
+    function's value as text, and why it failed, such as "exit code 3: no such model"."""
 
     result: str
     failed: str = ""
 
 
 class Programs:
-    """The programs of a rollout worker; either a command, whose standard input is the row as JSON, or a function.
-
-    Args:
-        class_path: path of a function `run(task, base_url, api_key)`, plain or async, whose task is the row.
-        env: environment variables of a program beside HOME, LANG, OPENAI_API_KEY, OPENAI_BASE_URL, PATH, TMPDIR, and
-            PYTHONHASHSEED, with which sets have the same order in a second run.
-        memory_mb: largest size of a process's data in MiB (RLIMIT_DATA), in which a function's imported modules count.
-    """
+    """The programs of a rollout worker, by the keys of `AgentKeys` with these names. `env` adds to HOME, LANG,
+    OPENAI_API_KEY, OPENAI_BASE_URL, PATH, TMPDIR, and PYTHONHASHSEED, which gives sets the same order in a second run.
+    `memory_mb` bounds a process's data (RLIMIT_DATA), with a function's imported modules."""
 
     def __init__(
         self,
-        *,
         command: Sequence[str] | None = None,
         class_path: str | None = None,
         env: Mapping[str, str] = {},

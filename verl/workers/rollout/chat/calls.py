@@ -24,14 +24,7 @@ FORMAT = "actor_rollout_ref.rollout.multi_turn.format"
 PYTHON_TAG = "<|python_tag|>"
 UNREADABLE = "the call cannot be read"
 MAX_SHOWN_CHARS = 200  # largest number of characters of a fault that the model reads
-TYPES: dict[str, Any] = {
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-}
+TYPES: dict[str, Any] = dict(string=str, integer=int, number=(int, float), boolean=bool, array=list, object=dict)
 SAMPLES = {"string": "…", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
 _FENCE = re.compile(r"\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*", re.DOTALL)
 _ANALYSIS = re.compile(r"<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|$)", re.DOTALL)
@@ -53,10 +46,8 @@ def without_thoughts(text: str) -> str:
 
 
 def json_call(body: str) -> Call:
-    """Return the call that a JSON text holds, also in a Markdown fence: {"name": …, "arguments": {…}}.
-
-    Llama's word for the arguments, `parameters`, is read too.
-    """
+    """Return the call that a JSON text holds, also in a Markdown fence: {"name": …, "arguments": {…}}. Llama's word for
+    the arguments, `parameters`, is read too."""
     fenced = _FENCE.fullmatch(body)
     try:
         call = json.loads(fenced[1] if fenced else body)
@@ -82,10 +73,8 @@ def hermes_calls(text: str) -> list[Call]:
 
 
 def llama_calls(text: str) -> list[Call]:
-    """Return the call that a turn of Llama 3.1 consists of, perhaps a broken one; none if the turn is no call.
-
-    A turn holds one call, since the template renders one call a message: what follows the first one is left out.
-    """
+    """Return the call that a turn of Llama 3.1 consists of, perhaps a broken one; none if the turn is no call. A turn
+    holds one call, since the template renders one call a message: what follows the first one is left out."""
     _, tag, body = text.rpartition(PYTHON_TAG)
     body = body.strip()
     keys = '"name"' in body and ('"parameters"' in body or '"arguments"' in body)

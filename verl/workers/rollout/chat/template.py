@@ -46,11 +46,9 @@ def builder_of_model(tokenizer, path: str, template_options: Mapping[str, Any]) 
 
 
 def added_tokens(turn: Sequence[int], merged: MergeResult) -> list[int]:
-    """Return the tokens that follow a turn, given the builder's tokens for the turn and what follows it.
-
-    Where the builder removes the turn's last token, such as GLM's <|observation|>, and adds it anew, the sampled token
-    stays, and its copy is left out. A removed token that is not added anew stays too.
-    """
+    """Return the tokens that follow a turn, given the builder's tokens for the turn and what follows it. Where the
+    builder removes the turn's last token, such as GLM's <|observation|>, and adds it anew, the sampled token stays, and
+    its copy is left out. A removed token that is not added anew stays too."""
     if merged.token_ids[: len(turn)] == list(turn):
         return merged.token_ids[len(turn) :]
     return merged.token_ids[len(turn) - merged.removed_prefix_token_count :]
@@ -85,7 +83,10 @@ class ChatTemplate:
     ) -> list[int]:
         """Return `after` for the answers to a turn's calls, texts without control tokens."""
         calls = [replace(call, arguments="{}") for call in calls]
-        after = [tool_message(call, text) for call, text in zip(calls, texts, strict=True)]
+        after = [  # with the keys that verl's agent loop gives them
+            {"role": "tool", "content": text} | ({} if call.id is None else {"tool_call_id": call.id})
+            for call, text in zip(calls, texts, strict=True)
+        ]
         return self.after(turn, assistant_message(calls), after, schemas)
 
     def after(
@@ -148,9 +149,8 @@ class ChatTemplate:
             return self.builder.render_delta_token_id([QUESTION], [message])
         except TypeError:  # a template such as DeepSeek's writes the arguments as they are, and needs a text
             calls = [call["function"] for call in message.get("tool_calls", ())]
-            as_text = [
-                {"type": "function", "function": call | {"arguments": json.dumps(call["arguments"])}} for call in calls
-            ]
+            calls = [call | {"arguments": json.dumps(call["arguments"])} for call in calls]
+            as_text = [{"type": "function", "function": call} for call in calls]
             return self.builder.render_delta_token_id([QUESTION], [message | {"tool_calls": as_text}])
 
     def _end_of(self, tokens: Sequence[int]) -> int | None:
@@ -175,11 +175,6 @@ def assistant_message(calls: Sequence[Call]) -> dict[str, Any]:
             for call in calls
         ],
     }
-
-
-def tool_message(call: Call, text: str) -> dict[str, Any]:
-    """Return the message that answers a call, with the keys that verl's agent loop gives it."""
-    return {"role": "tool", "content": text} | ({} if call.id is None else {"tool_call_id": call.id})
 
 
 def _object(arguments: str) -> dict[str, Any]:

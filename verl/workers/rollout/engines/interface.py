@@ -4,7 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 TokenLogprob = tuple[int, float]  # token, log-probability
 
@@ -18,10 +18,9 @@ class Generation:
         log_probs: log-probability of each token under its sampling distribution; greedy: under the raw one (T = 1).
         top_logprobs: the `n_top_logprobs` most likely tokens at each position with their raw log-probabilities (T = 1),
             the most likely first; greedy: the first is the chosen token. None if not requested.
-        stopped: whether the last token is a stop token.
         versions: pairs (number of tokens, version of the weights that made them), in order; empty if unknown.
-        entropies: entropy in nats of the distribution of `top_logprobs` at each position, estimated from the
-            `n_entropy` most likely tokens (`entropies_of`, over the tokenizer's vocabulary). None if not requested.
+        entropies: entropy in nats of the raw distribution at each position, estimated from the `n_entropy` most likely
+            tokens (`entropies_of`, over the tokenizer's vocabulary). None if not requested.
     """
 
     token_ids: list[int]
@@ -32,47 +31,31 @@ class Generation:
     entropies: list[float] | None = None
 
     def first(self, n: int) -> "Generation":
-        """Return a generation of the first n tokens with their numbers, or this one if it has no more than n tokens.
-
-        A shorter one is not `stopped`. Its `versions` are not cut: they still tell of the tokens after the first n.
-        """
+        """Return a generation of the first n tokens with their numbers, or this one if it has no more than n tokens. A
+        shorter one is not `stopped`. Its `versions` are not cut: they still tell of the tokens after the first n."""
         if n >= len(self.token_ids):
             return self
-        parts = {name: getattr(self, name) for name in ("top_logprobs", "entropies")}
-        cut = {name: part if part is None else part[:n] for name, part in parts.items()}
-        return Generation(self.token_ids[:n], self.log_probs[:n], versions=self.versions, **cut)
+        first = replace(self, token_ids=self.token_ids[:n], log_probs=self.log_probs[:n], stopped=False)
+        first.top_logprobs, first.entropies = (part and part[:n] for part in (self.top_logprobs, self.entropies))
+        return first
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A request to an engine; all engines take the same one.
-
-    Args:
-        prompt_ids: token ids to continue.
-        max_tokens: largest number of new tokens.
-        stop_token_ids: tokens that end the generation; the first that is sampled belongs to it.
-        temperature: sampling temperature; 0 for greedy decoding.
-        top_p, top_k: restrictions of the sampled tokens as in vLLM; 1.0 and -1 restrict nothing.
-        seed: seed of the sampling; None for a random one.
-        n_top_logprobs: number of most likely tokens per position whose log-probabilities are reported.
-        n_entropy: number of most likely tokens per position from which the entropy is estimated; 0 for no entropies.
-        stop: texts searched for in the new tokens only; the token that completes one of them ends the generation.
-        request_id: id whose requests all go to one replica, where their common prefix is cached.
-        extra_args: vLLM's `extra_args`, settings for samplers such as `adaptive_temperature`.
-    """
+    """A request to an engine; all engines take the same one."""
 
     prompt_ids: Sequence[int]
-    max_tokens: int
-    stop_token_ids: Sequence[int]
-    temperature: float = 1.0
+    max_tokens: int  # largest number of new tokens
+    stop_token_ids: Sequence[int]  # they end the generation; the first that is sampled belongs to it
+    temperature: float = 1.0  # 0 for greedy decoding
     top_p: float = 1.0
     top_k: int = -1
-    seed: int | None = None
-    n_top_logprobs: int = 0
-    n_entropy: int = 0
-    stop: Sequence[str] = ()
-    request_id: str | None = None
-    extra_args: dict | None = None
+    seed: int | None = None  # None for a random one
+    n_top_logprobs: int = 0  # number of most likely tokens per position whose log-probabilities are reported
+    n_entropy: int = 0  # number of most likely tokens per position from which the entropy is estimated; 0 for none
+    stop: Sequence[str] = ()  # searched for in the new tokens; the token that completes one ends the generation
+    request_id: str | None = None  # all requests of an id go to one replica, where their common prefix is cached
+    extra_args: dict | None = None  # vLLM's: settings for samplers such as `adaptive_temperature`
 
 
 class RolloutEngine(ABC):
@@ -86,10 +69,8 @@ class RolloutEngine(ABC):
         self, prompt_ids: Sequence[int], continuation_ids: Sequence[int], request_id: str | None = None
     ) -> list[float]:
         """Return the log-probability in nats of each token of a continuation of `prompt_ids`, which are at least one.
-
         The distribution is the raw one (T = 1) of the engine's present weights, whatever the sampling parameters of
-        `generate`. vLLM takes a common prefix from its cache.
-        """
+        `generate`. vLLM takes a common prefix from its cache."""
         raise NotImplementedError(f"{type(self).__name__} scores no continuations")
 
 

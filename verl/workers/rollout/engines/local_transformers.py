@@ -1,4 +1,8 @@
-"""A rollout engine that runs a `transformers` causal LM in this process."""
+"""A rollout engine that runs a `transformers` causal LM in this process, and a model without weights for it."""
+
+import random
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -10,9 +14,7 @@ from vllm_patches.entropy_temperature import compute_entropy_based_temperature
 
 class TransformersEngine(RolloutEngine):
     """A `transformers` causal LM that serves one request at a time: for tests, debugging and machines without vLLM.
-
-    Requests with `stop` or `n_entropy` need the tokenizer.
-    """
+    Requests with `stop` or `n_entropy` need the tokenizer."""
 
     def __init__(self, model, tokenizer=None):
         self.model, self.tokenizer = model, tokenizer
@@ -34,10 +36,7 @@ class TransformersEngine(RolloutEngine):
     def _continue(self, request: GenerationRequest) -> Generation:
         tempered = (request.extra_args or {}).get("adaptive_temperature")
         generator = torch.Generator(self.model.device)
-        if request.seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(request.seed)
+        generator.manual_seed(generator.seed() if request.seed is None else request.seed)
         stop_ids, cache = set(request.stop_token_ids), None
         inputs = torch.tensor([list(request.prompt_ids)], device=self.model.device)
         result, top = Generation([], [], [] if request.n_top_logprobs else None), []
@@ -83,3 +82,32 @@ def restricted(logits: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
         logits = logits.index_fill(0, order[before >= top_p], -torch.inf)
     return logits
+
+
+class ToyModel:
+    """Stands for a `transformers` causal LM: its distributions are drawn with the tokens before them as the seed.
+    `weights` say how often it writes a token, on average; all others have a log-probability of about -30. The larger
+    `sharpness`, the surer it is. The last `memory` tokens decide about the next one."""
+
+    device = torch.device("cpu")
+
+    def __init__(
+        self, weights: Mapping[int, float], n_vocabulary: int, seed: int = 0, sharpness: float = 3.0, memory: int = 6
+    ):
+        self.tokens, self.usual = list(weights), torch.tensor(list(weights.values())).log()
+        self.n_vocabulary, self.seed, self.sharpness, self.memory = n_vocabulary, seed, sharpness, memory
+
+    def __call__(self, input_ids: torch.Tensor, past_key_values=None, logits_to_keep: int = 0, **options):
+        """Return `logits` (1, number of tokens to keep, V) after each token, as transformers' models do."""
+        before = past_key_values or []
+        ids = [*before, *input_ids[0].tolist()]
+        ends = range(len(before) + 1, len(ids) + 1)[-logits_to_keep:]
+        logits = torch.stack([self._logits(ids[:end]) for end in ends])
+        return SimpleNamespace(logits=logits.unsqueeze(0), past_key_values=ids)
+
+    def _logits(self, ids: Sequence[int]) -> torch.Tensor:
+        draw = random.Random(f"{self.seed} {list(ids[-self.memory :])}")
+        logits = torch.full((self.n_vocabulary,), -30.0)
+        drawn = torch.tensor([draw.random() for _ in self.tokens]).clamp(1e-4).log()
+        logits[self.tokens] = self.usual + self.sharpness * drawn
+        return logits

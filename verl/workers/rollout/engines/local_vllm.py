@@ -8,11 +8,9 @@ from vllm_patches.top_logprobs_without_text import leave_out_text
 
 
 class VLLMEngine(RolloutEngine):
-    """vLLM's asynchronous engine with counters of requests and of generated tokens.
-
-    Top log-probs and entropies are those of the raw distribution (T = 1), unless `logprobs_mode` says otherwise.
-    `vocab_size`, the size of the tokenizer's vocabulary, is needed for entropies.
-    """
+    """vLLM's asynchronous engine with counters of requests and of generated tokens. Top log-probs and entropies are
+    those of the raw distribution (T = 1), unless `logprobs_mode` says otherwise. `vocab_size`, the size of the
+    tokenizer's vocabulary, is needed for entropies."""
 
     def __init__(self, engine, vocab_size: int):
         self.engine, self.vocab_size = engine, vocab_size
@@ -61,14 +59,11 @@ class VLLMEngine(RolloutEngine):
             detokenize=bool(request.stop),
             extra_args=request.extra_args,
         )
-        last = None
-        prompt = {"prompt_token_ids": list(request.prompt_ids)}
-        request_id = f"request-{self.requests}"
-        async for part in in_two_outputs(self.engine, params, prompt=prompt, request_id=request_id):
-            last = part
-        output = last.outputs[0]
-        self.generated += len(output.token_ids)
-        logprobs, token_ids = output.logprobs, list(output.token_ids)
+        prompt, request_id = {"prompt_token_ids": list(request.prompt_ids)}, f"request-{self.requests}"
+        outputs = in_two_outputs(self.engine, params, prompt=prompt, request_id=request_id)
+        *_, last = [output async for output in outputs]
+        logprobs, token_ids = last.outputs[0].logprobs, list(last.outputs[0].token_ids)
+        self.generated += len(token_ids)
         return Generation(
             token_ids,
             [logprobs.logprobs[at] for at in logprobs.start_indices],
@@ -93,11 +88,7 @@ class VLLMEngine(RolloutEngine):
         from vllm import SamplingParams
 
         params = SamplingParams(
-            max_tokens=1,
-            temperature=0,
-            prompt_logprobs=0,
-            detokenize=False,
-            skip_reading_prefix_cache=skip_cache,
+            max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False, skip_reading_prefix_cache=skip_cache
         )
         outputs = self.engine.generate(prompt, params, request_id=f"request-{self.requests}")
         return [output async for output in outputs][-1]

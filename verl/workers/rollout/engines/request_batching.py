@@ -18,19 +18,16 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 from verl.utils.fault_reports import cause_of
 
-# requests that end in one step of the engine end within about this time
-COLLECT_SECONDS = 0.002
+COLLECT_SECONDS = 0.002  # within about this time end the requests that end in one step of the engine
 # function that `generate` of a server calls when the request has its first token
 on_first_token: ContextVar[Callable[[], None]] = ContextVar("on_first_token", default=lambda: None)
 
 
-@dataclass(frozen=True)
 class FirstToken:
     """An answer which says that the request no longer waits for other requests, before the answer with its tokens."""
 
@@ -95,41 +92,36 @@ class RequestBatcher:
         if on_first_token is not None:
             self.on_first_token[number], request["reports_first_token"] = on_first_token, True
         if not self.new:
-            loop.call_soon(self._submit)
+            self._begin(self._submit())
         self.new.append((number, request))
         self.waiting[number] = answer = loop.create_future()
         try:
             return await answer
         except asyncio.CancelledError:
             if not self.given_up:
-                loop.call_soon(self._give_up)
+                self._begin(self._give_up())
             self.given_up.append(number)
             raise
         finally:
             self.waiting.pop(number, None)
             self.on_first_token.pop(number, None)
 
-    def _submit(self) -> None:
-        requests, self.new = self.new, []
-        self._call(self._begin(requests))
-        if self.collecting is None:
-            self.collecting = asyncio.create_task(self._collect())
-
-    def _give_up(self) -> None:
-        numbers, self.given_up = self.given_up, []
-        self._call(self._end(numbers))
-
-    def _call(self, call: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, call: Coroutine[Any, Any, None]) -> None:
+        """Make a call in the next tick of the event loop."""
         self.calls.add(task := asyncio.create_task(call))
         task.add_done_callback(self.calls.discard)
 
-    async def _begin(self, requests: list[tuple[int, dict[str, Any]]]) -> None:
+    async def _submit(self) -> None:
+        requests, self.new = self.new, []
+        if self.collecting is None:
+            self.collecting = asyncio.create_task(self._collect())
         try:
             await self.server.submit.remote(self.client, requests)
         except Exception as error:
             self._fail(error, [number for number, _ in requests])
 
-    async def _end(self, numbers: list[int]) -> None:
+    async def _give_up(self) -> None:
+        numbers, self.given_up = self.given_up, []
         with contextlib.suppress(Exception):  # if the server has died, so have its requests
             await self.server.give_up.remote(self.client, numbers)
 

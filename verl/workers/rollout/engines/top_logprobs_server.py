@@ -27,11 +27,9 @@ _request: ContextVar[dict | None] = ContextVar("top_logprobs_request", default=N
 
 
 async def in_two_outputs(engine, sampling_params, **options):
-    """Yield two outputs of `engine.generate`: the first token, for which upstream's server waits, and all tokens.
-
-    One output per token would take a third of the time of the process in which vLLM serves requests. The interval
-    between outputs is set per request in vLLM 0.30, and per engine in 0.24 (`wait_with_outputs`).
-    """
+    """Yield two outputs of `engine.generate`: the first token, for which upstream's server waits, and all tokens. One
+    output per token would take a third of the time of the process in which vLLM serves requests. The interval between
+    outputs is set per request in vLLM 0.30, and per engine in 0.24 (`wait_with_outputs`)."""
     sampling_params.output_kind = RequestOutputKind.DELTA
     if hasattr(sampling_params, "stream_interval"):
         sampling_params.stream_interval = sampling_params.max_tokens
@@ -49,19 +47,15 @@ async def in_two_outputs(engine, sampling_params, **options):
 
 
 def wait_with_outputs(engine) -> None:
-    """Let an engine of vLLM 0.24 report a request's first token, and the other tokens only when the request ends.
-
-    The engine's argument `--stream-interval` does the same, but upstream's server would pass it to every vLLM.
-    """
+    """Let an engine of vLLM 0.24 report a request's first token, and the other tokens only when the request ends, as
+    its argument `--stream-interval` does, which upstream's server would pass to every vLLM."""
     if not hasattr(SamplingParams, "stream_interval"):
         engine.output_processor.stream_interval = NEVER
 
 
 class TopLogprobsEngine:
-    """The server's engine, which stores the log-probabilities of requests from `TopLogprobsServer.generate`.
-
-    Their text is decoded only if stop texts must be searched for in it, because nothing else reads it.
-    """
+    """The server's engine, which stores the log-probabilities of requests from `TopLogprobsServer.generate`, and
+    decodes their text only to search for stop texts."""
 
     def __init__(self, engine):
         self._engine = engine
@@ -144,10 +138,8 @@ def top_of_steps(logprobs: FlatLogprobs, n_top_logprobs: int, n_entropy: int, vo
 
 
 def ranked(logprobs: FlatLogprobs, n: int) -> list[list[tuple[int, float]]]:
-    """Return each step's n most likely (token, log-probability), descending; among equals the chosen token is first.
-
-    vLLM reports the chosen token first, then the most likely tokens in order, which may include it.
-    """
+    """Return each step's n most likely (token, log-probability), descending; among equals the chosen token is first, as
+    vLLM reports it before the most likely tokens, which may include it."""
     ranking = []
     for start, end in zip(logprobs.start_indices, logprobs.end_indices, strict=True):
         chosen = logprobs.token_ids[start]

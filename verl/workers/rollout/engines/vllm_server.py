@@ -48,11 +48,8 @@ class GroupServers:
         self.queued: set[str] = set()  # groups whose first request has no token yet
 
     async def send(self, group: str, prompt_ids: list[int], sampling_params: dict):
-        """Return upstream's `TokenOutput`; if an abort has ended it early (`stop_reason`), the caller continues it.
-
-        After an abort the balancer chooses a server for the group's next request: the same one, unless it has left the
-        run, as servers on the trainer's GPUs do during training.
-        """
+        """Return upstream's `TokenOutput`. After an abort (`stop_reason`) the caller goes on, on the server that the
+        balancer chooses: the same one, unless it has left the run, as servers on the trainer's GPUs do in training."""
         is_first = group not in self.acquired
         if is_first:
             self.queued.add(group)
@@ -173,7 +170,6 @@ class LLMClientEngine(RolloutEngine):
 
 
 def _sampling_params(request: GenerationRequest) -> dict[str, Any]:
-    """Return the sampling parameters that all parts of a request share."""
     params = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
     params |= {"repetition_penalty": 1.0, "logprobs": True, "stop_token_ids": list(request.stop_token_ids)}
     for name in ("n_top_logprobs", "n_entropy", "extra_args"):

@@ -26,19 +26,7 @@ from verl.workers.rollout.tools.protocol import Protocol
 
 @dataclass(frozen=True, config=STRICT)
 class GymKeys(InstanceKeys):
-    """Keys under `environment` with environment=gym.
-
-    Args:
-        class_path: path of a class with `reset(task, seed) -> observation`, `step(action) -> (observation, reward,
-            done)` and optionally `copy()` and `close()`, or of a `gymnasium` environment of texts.
-        url: address of an OpenEnv server, instead of a class.
-        action_tag: name of the tag in which the model writes its action; None: the turn without its thoughts.
-        observation: `message`: an observation is a message of the user, and a turn ends with the end of the model's
-            message. `result`: it is a block between <result> and </result>, and a turn ends with the closing tag.
-        max_steps: largest number of answered actions of a trajectory.
-        max_observation_tokens: largest number of tokens of an observation, which is cut.
-        reward: `sum` of the environment's rewards, their `last`, or `task`: the reward function's.
-    """
+    """Keys under `environment` with environment=gym (recipe/common/config/environment/gym.yaml)."""
 
     class_path: str | None = None
     url: str | None = Field(default=None, pattern=r"^https?://")
@@ -58,7 +46,6 @@ class GymKeys(InstanceKeys):
 
 
 def source_of(keys: GymKeys) -> Hosts | OpenEnvServer:
-    """Return what makes instances."""
     return Hosts(keys.class_path) if keys.url is None else OpenEnvServer(keys.url, keys.timeout)
 
 

@@ -49,7 +49,7 @@ def text_field(fields: Mapping[str, Any]) -> str | None:
 
 class OpenEnvServer:
     """A server; its sessions cannot copy themselves. `seconds` is the time limit for the opening of a session, and for
-    a server that has ended to be started again."""
+    the server to be started again."""
 
     can_copy = False
 
