@@ -108,10 +108,8 @@ def all_questions(world: World, config: SearchTaskConfig) -> tuple[list[Question
 
 
 def make_questions(world: World, config: SearchTaskConfig) -> tuple[list[Question], list[Question]]:
-    """Return training questions (drawn with repeats) and test questions, half of them naming one person, half two.
-
-    No question is in both. Test questions that name one person repeat if there are too few of them.
-    """
+    """Return training questions (drawn with repeats) and other test questions, half of them naming one person, half
+    two. Test questions that name one person repeat if there are too few of them."""
     rng = random.Random(f"{config.seed} questions")
     one_named, two_named = all_questions(world, config)
     rng.shuffle(one_named)
@@ -180,14 +178,11 @@ async def write_search_task(output_dir: str | Path, config: SearchTaskConfig) ->
 
 
 def main() -> None:
-    def write(output_dir: str, config: SearchTaskConfig) -> dict[str, Path]:
-        return asyncio.run(write_search_task(output_dir, config))
-
     models = {
         "model-dir": TinyModelConfig(extra_words=EXTRA_WORDS),
         "chat-model-dir": TinyModelConfig(extra_words=EXTRA_WORDS + CHAT_WORDS),
     }
-    run_maker(__doc__, SearchTaskConfig, write, SIZES, models)
+    run_maker(__doc__, SearchTaskConfig, lambda *args: asyncio.run(write_search_task(*args)), SIZES, models)
 
 
 if __name__ == "__main__":

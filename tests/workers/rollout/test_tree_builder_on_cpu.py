@@ -6,7 +6,7 @@ import asyncio
 import pytest
 import torch
 
-from recipe.arpo.keys import ARPOConfig
+from recipe.arpo.tree import ARPOConfig
 from recipe.arpo.tree import Policy as ARPO
 from recipe.common.tree import Policy as Plain
 from recipe.latr.keys import KTConfig
