@@ -264,9 +264,9 @@ class ForkingTrajectories:
         """Return the trajectory with the model's next turn: up to a tool's closing tag, the turn's end without tools,
         the end of the response, or the last token."""
         config, branches = self.config, self.config.branch_policy != "never"
-        pauses = branches and not self.has_tools and at.turns < self.turn_limit
+        can_pause = branches and not self.has_tools and at.turns < self.turn_limit
         left = self.builder.tokens_left(at.path)
-        left = min(left, config.max_turn_tokens) if pauses else left
+        left = min(left, config.max_turn_tokens) if can_pause else left
         measures_entropy = branches and at.may_fork and (at.base is None or at.turns > at.decided_at_turn)
         path, request_number = at.path, 0
         tokens: list[int] = []
@@ -276,7 +276,7 @@ class ForkingTrajectories:
                 path,
                 seed=derived_seed(self.builder.seed, "tokens", at.key, at.turns, request_number),
                 max_tokens=min(config.entropy_tokens, left) if measures_entropy else left - len(tokens),
-                stop=stops_after(self.text_of(tokens), [config.turn_delimiter]) if pauses else (),
+                stop=stops_after(self.text_of(tokens), [config.turn_delimiter]) if can_pause else (),
                 n_entropy=config.entropy_top_k if measures_entropy else 0,
             )
             tokens, log_probs = [*tokens, *generation.token_ids], [*log_probs, *generation.log_probs]
@@ -286,7 +286,7 @@ class ForkingTrajectories:
             measures_entropy, request_number = False, request_number + 1
             if len(tokens) >= left or self.builder.ends(path) is not Ends.NO:
                 break
-            if pauses and config.turn_delimiter in self.text_of(tokens):
+            if can_pause and config.turn_delimiter in self.text_of(tokens):
                 break
         return self._add(at, Segment(None, tokens, log_probs, info=SegmentInfo(notes={"key": list(at.key)})))
 

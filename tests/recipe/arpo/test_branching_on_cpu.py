@@ -95,7 +95,7 @@ def in_logical_order(seed: int, slots: int, initial: int, beam: int, limit: int,
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_who_branches_does_not_depend_on_who_is_fast(seed):
+def test_branches_do_not_depend_on_speed(seed):
     rng = random.Random(seed)
     size = {
         "slots": rng.randrange(0, 9),

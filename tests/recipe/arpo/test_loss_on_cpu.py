@@ -67,7 +67,7 @@ TOKENS = [
 ]
 
 
-def test_which_tokens_get_a_gradient():
+def test_balanced_clipping_keeps_the_gradient_above_the_upper_clip():
     ratio, advantages, of_ppo, of_aepo = (torch.tensor(column).unsqueeze(0) for column in zip(*TOKENS, strict=True))
     mask = torch.ones_like(ratio)
     for switch, expected in ((False, of_ppo), (True, of_aepo)):

@@ -196,12 +196,11 @@ class ToolBox:
         """Check that every tool works; raise ValueError if not, or with `fail_on_error=false` log it."""
         for tool in self.tools.values():
             _, error, _ = await self._retried(partial(self._try_start, tool))
-            if error is None:
-                continue
             message = f"{_SECTION}.tool_instances.{tool.name}: its calls would fail: {error}"
-            if self.config.fail_on_error:
+            if error is not None and self.config.fail_on_error:
                 raise ValueError(message) from error
-            logger.error(message)
+            if error is not None:
+                logger.error(message)
 
     async def _try_start(self, tool: BaseTool) -> tuple[None, ToolError | None]:
         seconds = max(self.config.timeout, START_SECONDS)
@@ -215,7 +214,7 @@ class ToolBox:
         return None, None
 
     async def _retried(self, attempt: Callable[[], Awaitable[tuple[Any, ToolError | None]]]):
-        """Return the last attempt's value and error, and the number of retries, which `error.retry` allows."""
+        """Return the last attempt's value and error, and the number of retries, if the errors allow them."""
         wait = FIRST_WAIT
         for retries in range(self.config.retry_count + 1):
             value, error = await attempt()

@@ -95,8 +95,8 @@ def runs_in_process(cls: type, class_path: str) -> bool:
     `async with`, and a new process can import the class."""
     execute = inspect.unwrap(getattr(cls, "upstream", cls).execute)
     package = present_name(class_path).partition(".")[0]
-    found = any(finder.find_spec(package, None) for finder in sys.meta_path)
-    return found and not any(step.opname in AWAITS for step in dis.get_instructions(execute))
+    can_import = any(finder.find_spec(package, None) for finder in sys.meta_path)
+    return can_import and not any(step.opname in AWAITS for step in dis.get_instructions(execute))
 
 
 class ToolProcess:
