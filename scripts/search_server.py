@@ -53,8 +53,8 @@ class Retrieve(BaseModel):
 
 
 class SearchProcesses:
-    """Processes that search in one index, which the forks share, for queries that wait in order of arrival. Requests
-    that would wait longer than about `longest_wait` seconds are refused."""
+    """Forked processes that search in one index; queries wait in order of arrival, and are refused if they would wait
+    longer than `longest_wait` seconds."""
 
     def __init__(self, index: Bm25Index, number: int, longest_wait: float):
         self.index, self.number, self.longest_wait = index, number, longest_wait
@@ -70,7 +70,7 @@ class SearchProcesses:
         self.pool = ProcessPoolExecutor(self.number, get_context("fork"), _begin, (self.index,))
 
     async def search_all(self, request: Request, queries: list[str], *options) -> list[bytes]:
-        """Return what `search` returns for each query of a request; the options are those of `search`."""
+        """Return what `search` returns for each query of a request, with its options."""
         if self.waiting * self.seconds > self.number * self.longest_wait:
             raise HTTPException(503, "too many queries wait")
         self.waiting += len(queries)
@@ -98,12 +98,12 @@ _index: Bm25Index  # the index that a search process reads
 
 
 def _begin(index: Bm25Index) -> None:
-    """Prepare a search process, which ends with the server."""
+    """Prepare a search process."""
     global _index
     _index = index
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, and the server ends them
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the server
 
 
 def search(query: str, topk: int, return_scores: bool) -> bytes:
@@ -117,7 +117,6 @@ def search(query: str, topk: int, return_scores: bool) -> bytes:
 
 
 def make_app(processes: SearchProcesses, default_topk: int = 3) -> FastAPI:
-    """Return the server's application, which answers POST /retrieve and GET /health."""
     app = FastAPI(title="BM25 search", openapi_url=None)
 
     @app.get("/health")
@@ -131,7 +130,7 @@ def make_app(processes: SearchProcesses, default_topk: int = 3) -> FastAPI:
         except ClientDisconnect as error:
             raise HTTPException(400, "the connection broke") from error  # the client cannot read it
         except ValidationError as error:
-            # The reply leaves out the client's input, which may be long.
+            # without the client's input, which may be long
             detail = error.errors(include_url=False, include_context=False, include_input=False)[:3]
             raise HTTPException(422, detail) from error
         topk = body.topk or default_topk

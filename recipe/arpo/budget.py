@@ -16,12 +16,10 @@ Key = tuple[int, ...]  # identifier of a trajectory (tree.py)
 
 
 class BranchBudget:
-    """The number of trajectories that a prompt may still start, and the claims to them.
+    """The number of trajectories that a prompt may still start (`slots`), and the claims to them.
 
-    Args:
-        slots: number of trajectories that may still start.
-        beam_size: number of branches after a fork, including the trajectory itself.
-        call_limit: largest number of tool calls of a trajectory, which decides about a fork after each.
+    A trajectory decides about a fork into `beam_size` branches, itself included, after each of its at most `call_limit`
+    tool calls.
     """
 
     def __init__(self, slots: int, beam_size: int, call_limit: int):
@@ -30,7 +28,7 @@ class BranchBudget:
         self.claims: list[tuple[int, Key]] = []
 
     def enter(self, key: Key, calls: int) -> None:
-        """Record that a trajectory that has made `calls` tool calls has started."""
+        """Record the start of a trajectory that has made `calls` tool calls."""
         self.live[key] = calls + 1
 
     def decide(self, key: Key, calls: int, forks: bool) -> None:
@@ -41,7 +39,7 @@ class BranchBudget:
                 heappush(self.claims, (calls, (*key, calls, branch)))
 
     def leave(self, key: Key) -> None:
-        """Record that a trajectory has ended."""
+        """Record the end of a trajectory."""
         del self.live[key]
 
     def grant(self) -> list[Key]:
@@ -49,7 +47,12 @@ class BranchBudget:
         granted = []
         while self.claims and self.slots:
             calls, key = self.claims[0]
-            if self.slots <= sum(self._before(*trajectory, calls, key) for trajectory in self.live.items()):
+            earlier = sum(
+                self._claims(next_calls, calls)
+                for other, next_calls in self.live.items()
+                if (next_calls, (*other, next_calls)) < (calls, key)
+            )
+            if self.slots <= earlier:
                 break
             heappop(self.claims)
             self.slots -= 1
@@ -69,12 +72,6 @@ class BranchBudget:
     def take(self, slots: int) -> None:
         """Record that the caller has started `slots` trajectories from the prompt."""
         self.slots -= slots
-
-    def _before(self, other: Key, next_calls: int, calls: int, key: Key) -> int:
-        """Return the largest number of claims that a live trajectory and its branches may still make before a claim."""
-        if (next_calls, (*other, next_calls)) >= (calls, key):
-            return 0
-        return self._claims(next_calls, calls)
 
     def _claims(self, first: int, last: int) -> int:
         """Return the number of claims of a trajectory and its branches that all fork after calls `first` to `last`."""

@@ -4,8 +4,6 @@ The standardized entropy is computed once per training step over the whole batch
 batch is cut. Shapes: B trajectories, T response positions.
 """
 
-from typing import NamedTuple
-
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -32,42 +30,30 @@ class AEPOKeys:
     entropy_advantage_coef: float = Field(default=0.2, ge=0, le=1)
 
 
-class EntropyMoments(NamedTuple):
-    """Mean and population standard deviation, in nats, of a batch's token entropies; 0 without a token."""
+def standardise_entropy(entropy: torch.Tensor, response_mask: torch.Tensor) -> tuple[torch.Tensor, float, float]:
+    """Return z = (H - mean) / std over the batch's valid tokens, mean and std (of the population; in nats).
 
-    mean: float = 0.0
-    std: float = 0.0
-
-
-def standardise_entropy(entropy: torch.Tensor, response_mask: torch.Tensor) -> tuple[torch.Tensor, EntropyMoments]:
-    """Return (H - mean) / std over the batch's valid tokens, and mean and std.
-
-    Args:
-        entropy: (B, T) entropy in nats of the old policy over the full vocabulary.
-        response_mask: (B, T) mask of the tokens that count; the others get 0.
-
-    Returns:
-        (B, T) float32 without gradient, all 0 where the entropies do not differ; and the moments. Tokens whose entropy
-        is not finite, as upstream's is where a logit is -inf, do not count.
+    `entropy` (B, T) is the old policy's over the full vocabulary, in nats. z (B, T) is float32 without gradient, 0
+    outside the mask, and all 0 where the entropies do not differ. Tokens whose entropy is not finite, as upstream's is
+    where a logit is -inf, do not count.
     """
     mask = response_mask.bool() & entropy.isfinite()
     standardized = torch.where(mask, entropy.detach().float(), 0.0)
     n = mask.sum().item()
     if n == 0:
-        return standardized, EntropyMoments()
+        return standardized, 0.0, 0.0
     mean = standardized.sum(dtype=torch.float64).item() / n
     standardized.sub_(mean).mul_(mask)
     std = torch.linalg.vector_norm(standardized, dtype=torch.float64).item() / n**0.5
     # Equal entropies may differ by rounding.
-    return standardized.mul_(1 / std if std > 1e-6 else 0.0), EntropyMoments(mean, std)
+    return standardized.mul_(1 / std if std > 1e-6 else 0.0), mean, std
 
 
 def standardized_entropy_field(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return the standardized entropy z (B, T), and as metrics its moments and the share of tokens with z > 0."""
-    standardized, moments = standardise_entropy(entropy, mask)
-    metrics = {f"aepo/entropy_{name}": value for name, value in moments._asdict().items()}
-    metrics["aepo/advantage_grew"] = masked_mean((standardized > 0).float(), mask).item()
-    return standardized, metrics
+    """Return z (B, T), and as metrics its mean, its standard deviation and the share of tokens with z > 0."""
+    standardized, mean, std = standardise_entropy(entropy, mask)
+    grew = masked_mean((standardized > 0).float(), mask).item()
+    return standardized, {"aepo/entropy_mean": mean, "aepo/entropy_std": std, "aepo/advantage_grew": grew}
 
 
 STANDARDISED_ENTROPY = TokenField(
@@ -78,34 +64,23 @@ STANDARDISED_ENTROPY = TokenField(
 def entropy_balanced_advantage(
     advantages: torch.Tensor, standardized_entropy: torch.Tensor, coef: float = 0.2
 ) -> torch.Tensor:
-    """Return AEPO's entropy-aware advantage A (1 + coef z), all (B, T); no gradient flows into z.
-
-    The factor is at least 0, so that the advantage of a very certain token does not change its sign (published: no
-    bound).
-    """
+    """Return AEPO's entropy-aware advantage A (1 + coef z), all (B, T); no gradient flows into z. The factor is at
+    least 0 (published: no bound), so that no advantage changes its sign."""
     return advantages * (1 + coef * standardized_entropy.detach()).clamp(min=0.0)
-
-
-def entropy_balanced_clipping(ratio: torch.Tensor, clip_ratio_high: float) -> torch.Tensor:
-    """Return the ratio, clipped from above with a gradient: AEPO's (1 + eps_high) ratio / stop_grad(ratio).
-
-    Where the ratio exceeds 1 + eps_high, that bound is its value and (1 + eps_high) d log_prob its gradient.
-    """
-    bound = 1 + clip_ratio_high
-    return torch.where(ratio > bound, bound * ratio / ratio.detach(), ratio)
 
 
 def revived_losses(
     ratio: torch.Tensor, advantages: torch.Tensor, clip_ratio_high: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what balanced clipping adds to PPO's token losses: value 0, and the gradient that the upper clip killed.
+    """Return what balanced clipping adds to PPO's token losses, and the mask of its tokens, both (B, T).
 
-    The clip kills the gradient of tokens with A > 0 and a ratio above it; with A < 0 PPO's minimum takes the unclipped
-    side there. The result is the losses and the mask of those tokens, both (B, T).
+    PPO's upper clip kills the gradient of tokens with A > 0 and a ratio above it; with A < 0 its minimum takes the
+    unclipped side there. AEPO's bound (1 + eps_high) ratio / stop_grad(ratio) has the same value and the gradient
+    (1 + eps_high) d log_prob; so what is added has the value 0 and that gradient.
     """
-    killed = (advantages > 0) & (ratio > 1 + clip_ratio_high)
-    clipped = entropy_balanced_clipping(ratio, clip_ratio_high)
-    return torch.where(killed, -advantages * (clipped - clipped.detach()), 0.0), killed
+    bound = 1 + clip_ratio_high
+    killed = (advantages > 0) & (ratio > bound)
+    return torch.where(killed, -advantages * bound * (ratio / ratio.detach() - 1), 0.0), killed
 
 
 @register_loss(
@@ -129,13 +104,9 @@ def compute_policy_loss_aepo(
 ) -> tuple[torch.Tensor, dict]:
     """Return the loss of upstream's dual-clip PPO (`vanilla`) with AEPO's two mechanisms; all tensors (B, T).
 
-    Balanced clipping leaves the loss's value and changes its gradient; the balanced advantage changes both. `config` is
-    the actor's, with `enable_entropy_balanced_clipping`, `enable_entropy_balanced_advantage` and
-    `entropy_advantage_coef`. With both switches off it is `vanilla`. z comes from `STANDARDISED_ENTROPY`, which the
-    trainer binds (verl/utils/token_fields.py).
-
-    Raises:
-        RuntimeError: the balanced advantage is on and z is not bound.
+    Balanced clipping leaves the loss's value and changes its gradient; the balanced advantage changes both. With both
+    switches off it is `vanilla`. z comes from `STANDARDISED_ENTROPY`, which the trainer binds
+    (verl/utils/token_fields.py).
     """
     if config.enable_entropy_balanced_advantage:
         advantages = entropy_balanced_advantage(advantages, STANDARDISED_ENTROPY.get(), config.entropy_advantage_coef)

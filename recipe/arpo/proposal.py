@@ -5,34 +5,28 @@ prompt. The published values fit the paper's models, not every model and task.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from statistics import fmean
 
 import numpy as np
 
 from verl.evaluation.exploration.proposals import Grow, Proposal, Proposed, Samples
-from verl.evaluation.exploration.table import Group, Step, Trajectory
+from verl.evaluation.exploration.table import Group, Trajectory
 from verl.utils.parts import register_proposal
 
 
 @register_proposal("arpo")
 async def propose(samples: Samples, grow: Grow) -> Proposed | None:
-    """Propose a threshold and grow trees with it; None if no sample goes on after a tool's result."""
     proposal = arpo_thresholds(samples.usual, samples.n, samples.rollout)
     return None if proposal is None else Proposed(proposal, *await grow(proposal))
 
 
 def arpo_thresholds(groups: Sequence[Group], n: int, keys: Mapping) -> Proposal | None:
-    """Return the largest `entropy_weight` at which enough tool results are followed by a fork to grow n trajectories.
+    """Return the largest `entropy_weight` at which enough tool results are followed by a fork to grow n trajectories,
+    with `branch_policy=threshold` and `branch_probability=1`; None if no sample goes on after a tool's result.
 
-    The proposal also sets `branch_policy=threshold` and `branch_probability=1`.
-
-    Args:
-        groups: plain samples with tools.
-        n: number of trajectories of a prompt.
-        keys: ARPO's keys of actor_rollout_ref.rollout: initial_rollouts, beam_size, entropy_tokens.
-
-    Returns:
-        a proposal; None if no sample has tokens of the model after a tool's result.
+    `groups` are plain samples with tools; of `keys`, the section actor_rollout_ref.rollout, it reads initial_rollouts,
+    beam_size and entropy_tokens.
     """
     rows = [row for group in groups for row in group.trajectories]
     ratios = [ratio for row in rows for ratio in entropy_ratios(row, keys["entropy_tokens"])]
@@ -50,17 +44,8 @@ def arpo_thresholds(groups: Sequence[Group], n: int, keys: Mapping) -> Proposal 
 
 
 def entropy_ratios(row: Trajectory, entropy_tokens: int) -> Iterator[float]:
-    """Yield, for each of the model's turns after the first, its mean entropy divided by the first turn's mean entropy.
-
-    Args:
-        entropy_tokens: number of tokens at the beginning of each turn over which the mean is taken.
-    """
-    turns: list[list[float]] = []
-    before: Step | None = None
-    for step in row.steps:
-        if step is not None:
-            turns += [] if before else [[]]
-            turns[-1].append(step.entropy)
-        before = step
-    means = [fmean(turn[:entropy_tokens]) for turn in turns]
+    """Yield, for each of the model's turns after the first, its mean entropy divided by the first turn's, both over the
+    first `entropy_tokens` tokens."""
+    turns = [list(steps) for is_model, steps in groupby(row.steps, lambda step: step is not None) if is_model]
+    means = [fmean(step.entropy for step in turn[:entropy_tokens]) for turn in turns]
     yield from (mean / means[0] for mean in means[1:] if means[0] > 0)

@@ -36,10 +36,7 @@ def messages_of(row: dict, tool_tags: Iterable[str] = TOOL_TAGS) -> list[dict]:
     """Return the prompt (system, user) and response (assistant, tool, …, assistant) of one row as messages.
 
     Outer white space of each turn is removed, and so are the tags around a result, which the rollout writes itself.
-    Results within an assistant's turn become messages of their own.
-
-    Raises:
-        BadRow: the turns are not a question and its response, or the response is not well-formed.
+    Results within an assistant's turn become messages of their own. Raise BadRow for other turns.
     """
     turns = _turns(row)
     start = next((place for place, (role, _) in enumerate(turns) if role == "assistant"), len(turns))
@@ -91,11 +88,8 @@ def _turns(row: dict) -> list[tuple[str, str]]:
 
 
 def _check_text(name: str, role: str, text: str) -> None:
-    """Check that a text can be trained on; only a tool's or the assistant's text may contain a tag <image>.
-
-    Raises:
-        BadRow: the text stands for a picture, a video or a sound, or cannot be written to a file.
-    """
+    """Raise BadRow if a text stands for a picture, a video or a sound, or cannot be written to a file; only a tool's or
+    the assistant's may contain a tag <image>."""
     for kind in MEDIA:
         if role in ("system", "user") and f"<{kind}>" in text:
             raise BadRow(f"{name} has <{kind}>, and only text can be trained")
@@ -133,9 +127,7 @@ def convert(
 ) -> tuple[list[dict], dict[int, str]]:
     """Convert every row by `messages_of`, and check it by `check_tokens` if there is an encoder.
 
-    Returns:
-        the good rows with `messages` and `row`, the row number in the file (0 for the first); and for the bad rows, row
-        number -> problem.
+    Return the good rows as `messages` and `row`, the row's number from 0 on; and row number -> problem of the bad ones.
     """
     good, bad = [], {}
     for number, row in enumerate(rows):
@@ -150,12 +142,8 @@ def convert(
 
 
 def split(rows: list[dict], val_fraction: float, seed: int) -> tuple[list[dict], list[dict]]:
-    """Split rows into training and validation rows, in order; rows of one question stay together.
-
-    Args:
-        rows: one or more rows.
-        val_fraction: share of questions to validate on, in [0, 1); above 0 it is at least one, but never all of them.
-    """
+    """Split rows into training and validation rows, in order; rows of one question stay together. `val_fraction` is a
+    share of the questions in [0, 1); above 0 it is at least one, but never all of them."""
     questions = [next(m["content"] for m in row["messages"] if m["role"] == "user") for row in rows]
     distinct = list(dict.fromkeys(questions))
     count = min(max(round(val_fraction * len(distinct)), int(val_fraction > 0)), len(distinct) - 1)
@@ -166,7 +154,7 @@ def split(rows: list[dict], val_fraction: float, seed: int) -> tuple[list[dict],
     return parts
 
 
-def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", required=True, type=Path)
     parser.add_argument("--output", required=True, type=Path, help="a folder")
@@ -183,11 +171,6 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         parser.error(f"--val-fraction {args.val_fraction}: expected at least 0 and below 1")
     if args.max_length < 1:
         parser.error(f"--max-length {args.max_length}: expected at least 1")
-    return args
-
-
-def main(arguments: list[str] | None = None) -> None:
-    args = parse_arguments(arguments)
     encoder = None
     try:
         if args.tokenizer:
@@ -210,7 +193,7 @@ def main(arguments: list[str] | None = None) -> None:
         if content:
             write_rows(args.output / name, content)
         else:
-            (args.output / name).unlink(missing_ok=True)  # The file may be left from an earlier call.
+            (args.output / name).unlink(missing_ok=True)  # It may be left from an earlier call.
     print(f"{len(train):,} rows to train on, {len(val):,} to validate on, in {args.output}")
     if not args.tokenizer:
         print("lengths were not checked: there was no --tokenizer")

@@ -3,7 +3,9 @@
     turn ──> first `entropy_tokens` tokens ──> their entropy: decide whether the state before this turn forks
          └─> to a closing tag, the end, or the last token ──> call the tool, append its result ──> next turn
 
-Without tools a turn ends with `turn_delimiter` or after `max_turn_tokens` tokens, `turn_limit` times at most.
+Without tools a turn ends with `turn_delimiter` or after `max_turn_tokens` tokens, `turn_limit` times at most. Entropies
+are means over the first `entropy_tokens` tokens after the prompt (`base`) or after a result (`now`), over log |V|, so
+in [0, 1].
 
 Every trajectory is a coroutine of its own, so a slow tool delays only its own trajectory. The branches that the budget
 grants do not depend on speed (budget.py). Fork decisions and sampling seeds follow from the prompt's seed and the
@@ -17,17 +19,85 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Literal
 
-from recipe.arpo.branching import BRANCH_POLICIES, dynamic_initial_rollouts
+from pydantic import Field
+from pydantic.dataclasses import dataclass as keys_dataclass
+
 from recipe.arpo.budget import BranchBudget, Key
-from recipe.arpo.keys import ARPOConfig
 from verl.utils.entropy_estimate import mean_entropy
 from verl.utils.parts import register_tree
-from verl.workers.config.keys import ROLLOUT, check_log_probs
+from verl.workers.config.keys import ROLLOUT, STRICT, check_log_probs
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Ends
 from verl.workers.rollout.tools.protocol import stops_after
 from verl.workers.rollout.trajectory_tree import Segment, SegmentInfo
 from verl.workers.rollout.tree_builder import BranchPolicy, Ended, Path, TreeBuilder, derived_seed
+
+
+@keys_dataclass(frozen=True, config=STRICT)
+class ARPOConfig:
+    """Keys of ARPO and AEPO, directly under actor_rollout_ref.rollout, by the authors' names.
+
+    Args:
+        initial_rollouts: number of trajectories that first start from the prompt; others branch off or fill the group.
+        beam_size: number of branches after a fork, including the trajectory itself.
+        branch_probability, entropy_weight: see `fork_probability`.
+        branch_policy: rule for forks: `entropy` (ARPO), `entropy_balanced` (AEPO), `threshold` or `never`.
+        branch_penalty: AEPO's penalty for each consecutive fork.
+        entropy_tokens: number of tokens after the prompt, and after a result, whose mean entropy is taken.
+        entropy_top_k: number of most likely tokens from which each entropy is estimated; vLLM allows at most 20 unless
+            engine_kwargs.vllm.max_logprobs is larger.
+        enable_dynamic_rollouts: whether initial_rollouts is computed from a probe trajectory's entropies (AEPO).
+        dynamic_rollouts_beta: coefficient beta of that computation, see `dynamic_initial_rollouts`.
+        turn_delimiter, max_turn_tokens: text that ends a turn without tools, and the largest number of its tokens.
+        turn_limit: number of turns without tools after each of which a trajectory may fork; one last turn follows.
+    """
+
+    initial_rollouts: int = Field(default=8, ge=1)
+    beam_size: int = Field(default=2, ge=1)
+    branch_probability: float = Field(default=0.5, ge=0, le=1)
+    entropy_weight: float = Field(default=0.2, ge=0)
+    branch_policy: Literal["entropy", "entropy_balanced", "threshold", "never"] = "entropy"
+    branch_penalty: float = Field(default=0.05, ge=0, le=1)
+    entropy_tokens: int = Field(default=20, ge=1)
+    entropy_top_k: int = Field(default=20, ge=1)
+    enable_dynamic_rollouts: bool = False
+    dynamic_rollouts_beta: float = Field(default=0.5, ge=0)
+    turn_delimiter: str = Field(default="\n\n", min_length=1)
+    max_turn_tokens: int = Field(default=256, ge=1)
+    turn_limit: int = Field(default=3, ge=0)
+
+    def __post_init__(self):
+        if self.enable_dynamic_rollouts and self.branch_policy == "never":
+            raise ValueError(f"{ROLLOUT}.enable_dynamic_rollouts needs a branch_policy other than never")
+
+
+def fork_probability(now: float, base: float, consecutive: int, config: ARPOConfig) -> float:
+    """Return the probability to fork; `consecutive` is the number of consecutive forks at the path's end.
+
+        entropy            branch_probability + entropy_weight (now - base), cut to [0, 1] (ARPO)
+        entropy_balanced   the same times max(0, 1 - branch_penalty consecutive) (AEPO)
+        threshold          branch_probability if now > entropy_weight base, else 0
+        never              0: trajectories are independent
+
+    >>> fork_probability(0.4, 0.1, 0, ARPOConfig(branch_probability=0.5, entropy_weight=0.2))
+    0.56
+    """
+    if config.branch_policy == "never":
+        return 0.0
+    if config.branch_policy == "threshold":
+        return config.branch_probability if now > config.entropy_weight * base else 0.0
+    probability = min(1.0, max(0.0, config.branch_probability + config.entropy_weight * (now - base)))
+    balanced = config.branch_policy == "entropy_balanced"
+    return probability * max(0.0, 1 - config.branch_penalty * consecutive) if balanced else probability
+
+
+def dynamic_initial_rollouts(n: int, h_root: float, h_tool: float, beta: float) -> int:
+    """Return how many of n trajectories start from the prompt in AEPO: n sigmoid(beta (H_root - H_tool)), in [1, n].
+
+    The number is rounded. The entropies are in nats: over log |V|, their difference would be too small to change it.
+    """
+    return max(1, min(n, round(n / (1 + math.exp(-beta * (h_root - h_tool))))))
 
 
 @register_tree(
@@ -48,12 +118,8 @@ from verl.workers.rollout.tree_builder import BranchPolicy, Ended, Path, TreeBui
     rollout_modes=("sync_with_tool",),
 )
 class Policy(BranchPolicy):
-    """The policy of `tree=arpo`; AEPO is another `branch_policy` with `enable_dynamic_rollouts`.
-
-    Args:
-        config: the keys.
-        text_of: function that returns the text of tokens, in which `turn_delimiter` ends a turn without tools.
-    """
+    """The policy of `tree=arpo`; AEPO is another `branch_policy` with `enable_dynamic_rollouts`. `text_of` returns the
+    text of tokens, in which `turn_delimiter` ends a turn without tools."""
 
     def __init__(self, config: ARPOConfig, text_of: Callable[[Sequence[int]], str]):
         self.config, self.text_of = config, text_of
@@ -72,43 +138,31 @@ class Policy(BranchPolicy):
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A trajectory's state between two turns.
-
-    Args:
-        key: identifier of the trajectory, see above.
-        leaf: index of its last segment; None at the prompt.
-        path: the trajectory's path so far.
-        turns: number of finished turns, including those before a fork.
-        decided_at_turn: the turn after which this trajectory last decided whether to fork. A new branch inherits it, so
-            that it does not decide again at the same turn.
-        consecutive: number of consecutive forks at the end of its path.
-        base: mean entropy after the prompt; None before it has been measured.
-        may_fork: whether it may fork; one that only fills up the group may not.
-    """
+    """A trajectory's state between two turns."""
 
     key: Key
-    leaf: int | None = None
+    leaf: int | None = None  # index of its last segment; None at the prompt
     path: Path = Path()
-    turns: int = 0
-    decided_at_turn: int = 0
-    consecutive: int = 0
-    base: float | None = None
-    may_fork: bool = True
+    turns: int = 0  # number of finished turns, including those before a fork
+    decided_at_turn: int = 0  # turn after which it last decided whether to fork; a branch inherits it
+    consecutive: int = 0  # number of consecutive forks at the end of its path
+    base: float | None = None  # mean entropy after the prompt; None before it has been measured
+    may_fork: bool = True  # not if it only fills up the group
 
 
 class ForkingTrajectories:
-    """Grows the n trajectories of one prompt; call `run` once. A failure of the engine fails the whole group; a failure
-    of a tool is reported to the model."""
+    """Grows the n trajectories of one prompt; call `run` once. A failure of the engine fails the whole group."""
 
     def __init__(self, builder: TreeBuilder, n: int, config: ARPOConfig, text_of: Callable[[Sequence[int]], str]):
         self.builder, self.n, self.config, self.text_of, self.tree = builder, n, config, text_of, builder.tree
         self.has_tools = builder.environment is not NO_ENVIRONMENT
+        self.after_turn = "entropy_after_tool" if self.has_tools else "entropy_after_turn"  # name of a metric
         self.turn_limit = builder.environment.call_limit if self.has_tools else config.turn_limit
         self.ended: dict[Key, tuple[Trajectory, Ended]] = {}
         self.counts: Counter[str] = Counter()
         self.seen: defaultdict[str, list[float]] = defaultdict(list)
         self.budget: BranchBudget | None = None
-        self.held: list[tuple[Trajectory, float]] = []  # the probe's states and entropies, decided after its end
+        self.undecided: list[tuple[Trajectory, float]] = []  # the probe's states and entropies, decided after its end
         self.waiting: dict[Key, Trajectory] = {}  # key of a branch -> state from which it will start
         self.tasks: set[asyncio.Task] = set()
 
@@ -151,23 +205,19 @@ class ForkingTrajectories:
         await next(iter(self.tasks))
         self.tasks.clear()
         h_root = self.seen["entropy_after_prompt"][0]
-        h_turn = fmean(self.seen.get(self._after_turn, [0.0]))  # 0 if no further turn follows
+        h_turn = fmean(self.seen.get(self.after_turn, [0.0]))  # 0 if no further turn follows
         nats = math.log(self.builder.vocab_size)
         initial = dynamic_initial_rollouts(self.n, h_root * nats, h_turn * nats, self.config.dynamic_rollouts_beta)
         self._open_budget(initial)
         consecutive = 0
-        for state, entropy in self.held:
+        for state, entropy in self.undecided:
             consecutive = self._decide(replace(state, consecutive=consecutive), entropy)
         self.budget.leave((0,))
         return initial
 
-    @property
-    def _after_turn(self) -> str:
-        return "entropy_after_tool" if self.has_tools else "entropy_after_turn"
-
     def _decide(self, at: Trajectory, entropy: float) -> int:
         """Decide whether a state forks, and return the number of consecutive forks on its path."""
-        probability = BRANCH_POLICIES[self.config.branch_policy](entropy, at.base, at.consecutive, self.config)
+        probability = fork_probability(entropy, at.base, at.consecutive, self.config)
         self.seen["branch_probability"].append(probability)
         forks = random.Random(f"{self.builder.seed} coin {at.key} {at.turns}").random() < probability
         consecutive = at.consecutive + 1 if forks else 0
@@ -213,43 +263,41 @@ class ForkingTrajectories:
     async def _turn(self, at: Trajectory) -> Trajectory:
         """Return the trajectory with the model's next turn: up to a tool's closing tag, the turn's end without tools,
         the end of the response, or the last token."""
-        pauses = not self.has_tools and self.config.branch_policy != "never" and at.turns < self.turn_limit
+        config, branches = self.config, self.config.branch_policy != "never"
+        can_pause = branches and not self.has_tools and at.turns < self.turn_limit
         left = self.builder.tokens_left(at.path)
-        left = min(left, self.config.max_turn_tokens) if pauses else left
-        undecided = at.base is None or at.turns > at.decided_at_turn
-        looks = self.config.branch_policy != "never" and at.may_fork and undecided
-        state, path, part = at, at.path, 0
+        left = min(left, config.max_turn_tokens) if can_pause else left
+        measures_entropy = branches and at.may_fork and (at.base is None or at.turns > at.decided_at_turn)
+        path, request_number = at.path, 0
         tokens: list[int] = []
         log_probs: list[float] = []
         while True:
-            first = looks and part == 0
-            limit = min(self.config.entropy_tokens, left) if first else left - len(tokens)
             generation = await self.builder.generate(
                 path,
-                seed=derived_seed(self.builder.seed, "tokens", at.key, at.turns, part),
-                max_tokens=limit,
-                stop=stops_after(self.text_of(tokens), [self.config.turn_delimiter]) if pauses else (),
-                n_entropy=self.config.entropy_top_k if first else 0,
+                seed=derived_seed(self.builder.seed, "tokens", at.key, at.turns, request_number),
+                max_tokens=min(config.entropy_tokens, left) if measures_entropy else left - len(tokens),
+                stop=stops_after(self.text_of(tokens), [config.turn_delimiter]) if can_pause else (),
+                n_entropy=config.entropy_top_k if measures_entropy else 0,
             )
             tokens, log_probs = [*tokens, *generation.token_ids], [*log_probs, *generation.log_probs]
             path = path.then(Segment(None, generation.token_ids))
-            if first:
-                at = self._look(state, mean_entropy(generation.entropies, self.builder.vocab_size))
-            part += 1
+            if measures_entropy:
+                at = self._with_entropy(at, mean_entropy(generation.entropies, self.builder.vocab_size))
+            measures_entropy, request_number = False, request_number + 1
             if len(tokens) >= left or self.builder.ends(path) is not Ends.NO:
                 break
-            if pauses and self.config.turn_delimiter in self.text_of(tokens):
+            if can_pause and config.turn_delimiter in self.text_of(tokens):
                 break
         return self._add(at, Segment(None, tokens, log_probs, info=SegmentInfo(notes={"key": list(at.key)})))
 
-    def _look(self, at: Trajectory, entropy: float) -> Trajectory:
+    def _with_entropy(self, at: Trajectory, entropy: float) -> Trajectory:
         """Return the state before a turn, updated with the mean entropy of the turn's first tokens."""
         if at.base is None:
             self.seen["entropy_after_prompt"].append(entropy)
             return replace(at, base=entropy)
-        self.seen[self._after_turn].append(entropy)
+        self.seen[self.after_turn].append(entropy)
         if self.budget is None:
-            self.held.append((at, entropy))
+            self.undecided.append((at, entropy))
             return replace(at, decided_at_turn=at.turns)
         consecutive = self._decide(at, entropy)
         self._grow_on()
@@ -258,12 +306,12 @@ class ForkingTrajectories:
     def _metrics(self) -> dict[str, float]:
         """Return the group's metrics; shared parts count once, except in `tool_calls_per_trajectory`."""
         ended = [trajectory.path for trajectory, _ in self.ended.values()]
-        made, held = sum(len(s.token_ids) for s in self.tree.segments), sum(len(path.tokens) for path in ended)
+        generated = sum(len(segment.token_ids) for segment in self.tree.segments)
         metrics = {
             "initial_rollouts": self.initial,
             "forks": self.counts["forks"],
             "filled": self.counts["filled"],
-            "shared_tokens": 1 - made / held,
+            "shared_tokens": 1 - generated / sum(len(path.tokens) for path in ended),
             "distinct_trajectories": len({path.tokens for path in ended}),
             "ended_at_length": fmean(why is Ended.LENGTH for _, why in self.ended.values()),
         }

@@ -57,24 +57,22 @@ def url(corpus):
         process.communicate()
 
 
-def retrieve(url, body, **kwargs):
-    return httpx.post(url + "/retrieve", timeout=30, **({"json": body} if body is not None else kwargs))
+def retrieve(url, **body):
+    return httpx.post(url + "/retrieve", timeout=30, json=body).json()["result"]
 
 
 def test_the_reply_has_search_r1s_form(url):
     assert httpx.get(url + "/health").json() == {"status": "ok", "documents": 7}
-    reply = retrieve(url, {"queries": ["otter fish", "zebra"], "topk": 3, "return_scores": True})
-    heron, otter = reply.json()["result"][0]
+    (heron, otter), nothing = retrieve(url, queries=["otter fish", "zebra"], topk=3, return_scores=True)
     assert heron["document"] == {"id": "b", "title": "Heron", "contents": '"Heron"\nThe heron eats fish. otter'}
     assert otter["document"]["contents"] == f'"Otter"\n{ROWS[0]["text"]}'
-    assert heron["score"] > otter["score"] > 0 and reply.json()["result"][1] == []
-    plain = retrieve(url, {"queries": ["fish"], "return_scores": False}).json()
-    assert plain == {"result": [[heron["document"]]]}
+    assert heron["score"] > otter["score"] > 0 and nothing == []
+    assert retrieve(url, queries=["fish"], return_scores=False) == [[heron["document"]]]
 
 
 def test_topk_and_ties(url):
     for topk, n in {1: 1, 4: 4, 100: 5, None: 3}.items():
-        (documents,) = retrieve(url, {"queries": ["tie"], "topk": topk}).json()["result"]
+        (documents,) = retrieve(url, queries=["tie"], topk=topk)
         assert [document["id"] for document in documents] == [f"t{i}" for i in range(n)]
 
 
@@ -155,17 +153,14 @@ def slow(tmp_path):
         process.communicate()
 
 
-def test_200_clients_of_a_slow_index_are_served_or_refused_at_once(slow):
-    async def replies() -> list[tuple[int, float]]:
-        async def reply(i: int):
-            started = time.monotonic()
-            response = await client.post(slow[1] + "/retrieve", json={"queries": [f"q{i}"]}, timeout=60)
-            return response.status_code, time.monotonic() - started
+async def test_200_clients_of_a_slow_index_are_served_or_refused_at_once(slow):
+    async def reply(client: httpx.AsyncClient, i: int) -> tuple[int, float]:
+        started = time.monotonic()
+        response = await client.post(slow[1] + "/retrieve", json={"queries": [f"q{i}"]}, timeout=60)
+        return response.status_code, time.monotonic() - started
 
-        async with httpx.AsyncClient(limits=httpx.Limits(max_connections=None)) as client:
-            return await asyncio.gather(*map(reply, range(200)))
-
-    outcomes = asyncio.run(replies())
+    async with httpx.AsyncClient(limits=httpx.Limits(max_connections=None)) as client:
+        outcomes = await asyncio.gather(*(reply(client, i) for i in range(200)))
     served, refused = ([took for status, took in outcomes if status == each] for each in (200, 503))
     assert len(served) + len(refused) == 200 and len(refused) >= 50
     assert 60 <= len(served) == len(slow[2]())  # 1 s of four processes is 80 searches
@@ -181,28 +176,20 @@ def test_clients_that_hang_up_while_they_wait_cost_no_search(slow):
     assert slow[2]()[-1] == "last" and len(slow[2]()) < 30
 
 
-def test_every_call_of_200_tools_is_answered_and_a_lost_process_is_replaced(slow):
-    async def texts() -> list[str]:
-        tool = LocalSearchTool(url=slow[1])
-        try:
-            calls = [tool.execute(f"q{i}", timeout=60) for i in range(200)]
-            answers = asyncio.gather(*calls)
-            await asyncio.sleep(0.5)
-            psutil.Process(slow[0].pid).children()[0].kill()
-            return [answer.text for answer in await answers]
-        finally:
-            await tool.close()
-
-    assert [text.split()[-1] for text in asyncio.run(texts())] == [f"q{i}" for i in range(200)]
+async def test_every_call_of_200_tools_is_answered_and_a_lost_process_is_replaced(slow):
+    tool = LocalSearchTool(url=slow[1])
+    answers = asyncio.gather(*(tool.execute(f"q{i}", timeout=60) for i in range(200)))
+    await asyncio.sleep(0.5)
+    psutil.Process(slow[0].pid).children()[0].kill()
+    assert [answer.text.split()[-1] for answer in await answers] == [f"q{i}" for i in range(200)]
+    await tool.close()
 
 
 def test_faults_before_it_listens(corpus, tmp_path, url):
     script = load_script("search_server")
-    (tmp_path / "bad.jsonl").write_text('{"id": 1, "text": "x"}\n{"id": 2}\n')
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
         for arguments, said in [
-            (["--corpus", tmp_path / "bad.jsonl"], "bad.jsonl, row 2: text: expected text"),
             (["--corpus", tmp_path / "absent.jsonl"], "absent.jsonl"),
             (["--corpus", corpus, "--index", tmp_path], "not a search index"),
         ]:

@@ -29,24 +29,19 @@ def decode_xbench(row: dict) -> dict:
         return row
     if not all(isinstance(row.get(name), str) for name in ("prompt", "answer", "canary")):
         raise BadRow("expected text in prompt, answer and canary")
-    return row | {name: _decrypt(row[name], row["canary"].encode()) for name in ("prompt", "answer")}
-
-
-def _decrypt(text: str, key: bytes) -> str:
+    plain = dict(row)
     try:
-        secret = base64.b64decode(text, validate=True)
-        return bytes(byte ^ key_byte for byte, key_byte in zip(secret, itertools.cycle(key), strict=False)).decode()
+        for name in ("prompt", "answer"):
+            secret, key = base64.b64decode(row[name], validate=True), itertools.cycle(row["canary"].encode())
+            plain[name] = bytes(byte ^ key_byte for byte, key_byte in zip(secret, key, strict=False)).decode()
     except ValueError as error:
-        raise BadRow(
-            "prompt or answer is not encrypted by canary; where it is plain already, leave the canary out"
-        ) from error
+        raise BadRow("prompt or answer is not encrypted by canary; if it is plain, leave the canary out") from error
+    return plain
 
 
 def read_wikidata_aliases(data: Path) -> dict[str, list[str]]:
-    """Return Wikidata id -> names of the entity, from id_aliases.json (a JSON object on each line) beside a data file.
-
-    The result is empty if there is no such file.
-    """
+    """Return Wikidata id -> names of the entity, from id_aliases.json (a JSON object on each line) beside a data file;
+    nothing without that file."""
     names: dict[str, list[str]] = {}
     path = data.with_name("id_aliases.json")
     if not path.is_file():

@@ -38,8 +38,7 @@ def rule_of(data_source: str, ability: str | None = None) -> str:
             return "f1"
     raise ValueError(
         f"data_source={data_source!r}, ability={ability!r}: neither tells whether the row is mathematics or a question;"
-        " say so by the row's ability (math or qa), by reward_rule in its extra_info or by rule in reward_kwargs: "
-        f"{', '.join(RULES)}"
+        f" set the row's ability (math or qa), its extra_info.reward_rule or reward_kwargs.rule ({', '.join(RULES)})"
     )
 
 
@@ -75,18 +74,17 @@ def compute_score(
 
     Args:
         ground_truth: LaTeX or a number for mathematics; for questions see `qa.gold_answers`.
-        extra_info: the row's extra_info; its `reward_variant` and `reward_rule` override `variant` and `rule`. Its
-            `ability` is the row's, see `data_files.extra_info_of`.
-        variant: `specification` or `published`.
+        extra_info: the row's; its `reward_variant` and `reward_rule` override `variant` and `rule`. Its `ability` is
+            the row's, see `data_files.extra_info_of`.
         rule: the measure of correctness: `math`, `f1` (token F1) or `em` (exact match); None: see `rule_of`, and f1
             for `published`.
         kwargs: settings of `comparison.compute_score`, such as `timeout_seconds`.
 
     Returns:
-        `score`; `acc` (1 if the answer is equivalent or matches exactly, else 0); `format` (0 or 1, by the variant's
-        rules); `correctness` in [0, 1]; `tool_calls`, the number of calls with a result before the first error in the
-        format; `all_tools` (1 if every tool was called, or for `published`, if every tool's closing tag occurs; else
-        0); `pred`, the answer's text for majority votes, empty if there is no answer.
+        `score`; `acc` (whether the answer is equivalent or matches exactly); `format` (0 or 1, by the variant's rules);
+        `correctness` in [0, 1]; `tool_calls`, the number of calls with a result before the first error in the format;
+        `all_tools` (whether every tool was called, or for `published`, whether every tool's closing tag occurs);
+        `pred`, the answer's text for majority votes, empty if there is no answer.
     """
     check_row(data_source, ground_truth, extra_info, variant, rule, tool_tags)
     variant, rule = _choices(data_source, extra_info, variant, rule)
@@ -122,12 +120,10 @@ def compute_score(
 def _choices(data_source: str, extra_info: dict | None, variant: str, rule: str | None) -> tuple[str, str]:
     """Return the variant and the rule by which a row is scored; see `compute_score`."""
     extra_info = extra_info or {}
-    variant = _one_of("variant", extra_info.get("reward_variant") or variant, VARIANTS)
+    variant = extra_info.get("reward_variant") or variant
     rule = extra_info.get("reward_rule") or rule or ("f1" if variant == "published" else None)
-    return variant, _one_of("rule", rule or rule_of(data_source, extra_info.get("ability")), RULES)
-
-
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
-    if value not in choices:
-        raise ValueError(f"{name}={value!r}: choose {' or '.join(choices)}")
-    return value
+    rule = rule or rule_of(data_source, extra_info.get("ability"))
+    for name, value, choices in (("variant", variant, VARIANTS), ("rule", rule, RULES)):
+        if value not in choices:
+            raise ValueError(f"{name}={value!r}: choose {' or '.join(choices)}")
+    return variant, rule

@@ -87,8 +87,9 @@ def chain_of(person: str, length: int, world: World) -> tuple[str, ...]:
     return tuple(chain)
 
 
-def all_questions(world: World, config: SearchTaskConfig) -> tuple[list[Question], list[Question]]:
-    """Return the questions that name one person and those that name two, without questions that need a person twice."""
+def make_questions(world: World, config: SearchTaskConfig) -> tuple[list[Question], list[Question]]:
+    """Return training questions (drawn with repeats) and other test questions, half of them naming one person, half
+    two. Test questions that name one person repeat if there are too few of them."""
     people = sorted(world.ages)
     one_named, two_named = [], []
     for hops in range(config.min_hops, config.max_hops + 1):
@@ -104,16 +105,7 @@ def all_questions(world: World, config: SearchTaskConfig) -> tuple[list[Question
     )
     enough = any(len(question.people) == config.max_hops for question in one_named)
     require(enough, "max_hops", config.max_hops, "fewer, or another seed: nobody's pals make so long a chain")
-    return one_named, two_named
-
-
-def make_questions(world: World, config: SearchTaskConfig) -> tuple[list[Question], list[Question]]:
-    """Return training questions (drawn with repeats) and test questions, half of them naming one person, half two.
-
-    No question is in both. Test questions that name one person repeat if there are too few of them.
-    """
     rng = random.Random(f"{config.seed} questions")
-    one_named, two_named = all_questions(world, config)
     rng.shuffle(one_named)
     rng.shuffle(two_named)
     kept = max(1, round(TEST_SHARE * len(one_named)))
@@ -151,11 +143,6 @@ async def make_demonstration(question: Question, world: World, tool: LocalSearch
     return {"conversations": [{"from": role, "value": text} for role, text in turns]}
 
 
-def verl_row(question: Question, world: World, index: int, split: str) -> dict:
-    answer = world.ages[question.people[0]] + world.ages[question.people[-1]]
-    return rl_row(DATA_SOURCE, question.text, str(answer), split, index, ability="search", reward_rule="em")
-
-
 async def write_search_task(output_dir: str | Path, config: SearchTaskConfig) -> dict[str, Path]:
     """Write the four files and return their paths by the keys of SIZES."""
     world, suffixes = make_world(config), ("jsonl", "jsonl", "parquet", "parquet")
@@ -175,19 +162,20 @@ async def write_search_task(output_dir: str | Path, config: SearchTaskConfig) ->
     await tool.close()
     write_rows(paths["demonstrations"], demonstrations)
     for split, questions in (("test", test), ("train", train)):  # train.parquet is written last.
-        write_rows(paths[split], [verl_row(question, world, i, split) for i, question in enumerate(questions)])
+        rows = []
+        for i, (text, people) in enumerate(questions):
+            answer = str(world.ages[people[0]] + world.ages[people[-1]])
+            rows.append(rl_row(DATA_SOURCE, text, answer, split, i, ability="search", reward_rule="em"))
+        write_rows(paths[split], rows)
     return paths
 
 
 def main() -> None:
-    def write(output_dir: str, config: SearchTaskConfig) -> dict[str, Path]:
-        return asyncio.run(write_search_task(output_dir, config))
-
     models = {
         "model-dir": TinyModelConfig(extra_words=EXTRA_WORDS),
         "chat-model-dir": TinyModelConfig(extra_words=EXTRA_WORDS + CHAT_WORDS),
     }
-    run_maker(__doc__, SearchTaskConfig, write, SIZES, models)
+    run_maker(__doc__, SearchTaskConfig, lambda *args: asyncio.run(write_search_task(*args)), SIZES, models)
 
 
 if __name__ == "__main__":

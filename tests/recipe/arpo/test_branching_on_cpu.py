@@ -1,31 +1,28 @@
-"""Entropies, branch policies and budgets of ARPO and AEPO against hand-computed numbers and slow references."""
+"""Branch policies, budgets and proposals of ARPO and AEPO against hand-computed numbers and slow references."""
 
 import json
 import math
 import random
 
+import numpy as np
 import pytest
 
-from recipe.arpo.branching import (
-    BRANCH_POLICIES,
-    dynamic_initial_rollouts,
-)
 from recipe.arpo.budget import BranchBudget
-from recipe.arpo.keys import ARPOConfig
+from recipe.arpo.proposal import arpo_thresholds, entropy_ratios
+from recipe.arpo.tree import ARPOConfig, dynamic_initial_rollouts, fork_probability
 from tests.refusals import refused, says
 from tests.tables import table
+from verl.evaluation.exploration.table import Group, Step, Trajectory
 from verl.workers.config.keys import ROLLOUT, read_keys
 
 
 @pytest.mark.parametrize(("policy", "now", "base", "consecutive", "expected"), table(__file__, "branch policies"))
 def test_branch_policies_by_hand(policy, now, base, consecutive, expected):
-    assert BRANCH_POLICIES[policy](now, base, consecutive, ARPOConfig()) == pytest.approx(expected)
+    assert fork_probability(now, base, consecutive, ARPOConfig(branch_policy=policy)) == pytest.approx(expected)
 
 
 def test_probabilities_are_clipped():
-    certain = ARPOConfig(branch_probability=1.0, entropy_weight=5)
-    assert BRANCH_POLICIES["entropy"](1.0, 0.0, 0, certain) == 1.0
-    assert BRANCH_POLICIES["entropy"](0.0, 1.0, 0, ARPOConfig(entropy_weight=5)) == 0.0
+    assert [fork_probability(h, 1 - h, 0, ARPOConfig(entropy_weight=5)) for h in (1.0, 0.0)] == [1.0, 0.0]
 
 
 def test_dynamic_budget_by_hand():
@@ -98,7 +95,7 @@ def in_logical_order(seed: int, slots: int, initial: int, beam: int, limit: int,
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_who_branches_does_not_depend_on_who_is_fast(seed):
+def test_branches_do_not_depend_on_speed(seed):
     rng = random.Random(seed)
     size = {
         "slots": rng.randrange(0, 9),
@@ -120,3 +117,36 @@ def test_slots_that_no_branch_can_need_are_spare_at_once():
     budget.leave((0,))
     assert budget.spare() == 8
     assert budget.grant() == []
+
+
+# -- the proposal of a threshold --
+
+
+def row(steps) -> Trajectory:
+    return Trajectory(range(len(steps)), steps, False, "")
+
+
+def test_entropies_after_tools_by_hand():
+    entropies = [1.0, 3.0, None, None, 4.0, 8.0, 100.0, None, 1.0]
+    steps = [None if e is None else Step(e, 0.5, 0.4) for e in entropies]
+    assert list(entropy_ratios(row(steps), 2)) == [6.0 / 2.0, 1.0 / 2.0]
+    assert list(entropy_ratios(row(steps), 1)) == [4.0, 1.0]
+    assert list(entropy_ratios(row(steps[:3]), 2)) == []
+
+
+def test_arpo_forks_as_often_as_there_are_places():
+    keys, draw = {"initial_rollouts": 4, "beam_size": 2, "entropy_tokens": 1}, random.Random(1)
+
+    def trajectory():
+        """Two results, each with a step of the model after it."""
+        return row([Step(1.0, 0.5, 0.4), None, Step(draw.random(), 0.5, 0.4), None, Step(draw.random(), 0.5, 0.4)])
+
+    groups = [Group([1], [trajectory() for _ in range(8)], 0) for _ in range(10)]
+    proposal = arpo_thresholds(groups, 8, keys)
+    weight = proposal.values["entropy_weight"]
+    after = [step.entropy for group in groups for each in group.trajectories for step in each.steps[1:] if step]
+    # four places, and four trajectories that decide twice each: half of the states
+    assert np.mean([entropy > weight for entropy in after]) == pytest.approx(0.5, abs=0.02)
+    assert proposal.values["branch_policy"] == "threshold" and proposal.values["branch_probability"] == 1
+    assert arpo_thresholds(groups, 40, keys).values["entropy_weight"] == 0  # more places than states
+    assert arpo_thresholds([Group([1], [row([Step(1.0, 0.5, 0.4)])], 0)], 8, keys) is None

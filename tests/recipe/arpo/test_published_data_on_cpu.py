@@ -1,7 +1,10 @@
 """The authors' data files are trained on as they are: the row's ability chooses the reward."""
 
 import asyncio
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
@@ -10,9 +13,36 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from recipe.common.tiny_model import make_tokenizer
 from tests.configs import composed
-from tests.recipe.arpo.published_rows import write_published
 from verl.trainer.checks.rows import check_data_files, check_reward_rows
 from verl.workers.rollout.rows import reward_batch
+
+# the columns and types of the authors' ARPO-RL-Reasoning-10K, which cannot be downloaded by the tests
+SYSTEM = (
+    "Think between <think> and </think>. Search by <search>query</search> and compute by <python>code</python>; what "
+    r"they return stands between <result> and </result>. End with <answer>\boxed{the answer}</answer>."
+)
+MESSAGE = pa.struct([("content", pa.string()), ("role", pa.string())])
+REWARD = pa.struct([("ground_truth", pa.string()), ("style", pa.string())])
+EXTRA = [("index", pa.int64()), ("need_tools_kwargs", pa.bool_()), ("question", pa.string()), ("split", pa.string())]
+COLUMNS = [("data_source", pa.string()), ("prompt", pa.list_(MESSAGE)), ("ability", pa.string())]
+COLUMNS += [("reward_model", REWARD), ("extra_info", pa.struct(EXTRA)), ("metadata", pa.null())]
+QUESTIONS = [("What is 1/4 + 1/4?", r"\frac{1}{2}", "math"), ("Who was the 44th president?", "Barack Obama", "qa")]
+
+
+def write_published(path: Path, *more: tuple[str, str, str | None]) -> str:
+    """Write a row of mathematics, a question, and `more` rows; return the path."""
+    rows = [
+        {
+            "data_source": "train",
+            "prompt": [{"content": SYSTEM, "role": "system"}, {"content": question, "role": "user"}],
+            "ability": ability,
+            "reward_model": {"ground_truth": answer, "style": "rule"},
+            "extra_info": {"index": index, "need_tools_kwargs": True, "question": question, "split": "train"},
+        }
+        for index, (question, answer, ability) in enumerate([*QUESTIONS, *more])
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema(COLUMNS)), path)
+    return str(path)
 
 
 def arpo_config(file: str, *overrides: str):

@@ -1,5 +1,6 @@
 """Conversations as published against rows given by hand; each kind of bad row is named."""
 
+import itertools
 import json
 
 import pandas as pd
@@ -18,9 +19,7 @@ TEXTS = {"CALL": CALL, "CODE": CODE, "FOUND": FOUND, "END": END}
 
 def row(*values: str, **more) -> dict:
     """Turns of user and assistant in turn."""
-    names = ("user", "assistant")
-    turns = [{"from": names[place % 2], "value": value} for place, value in enumerate(values)]
-    return {"conversations": turns, **more}
+    return turns(*zip(itertools.cycle(("user", "assistant")), values, strict=False)) | more
 
 
 def turns(*pairs: tuple[str, str]) -> dict:
@@ -29,12 +28,6 @@ def turns(*pairs: tuple[str, str]) -> dict:
 
 
 GOOD = row("Who?", CALL, FOUND, END)
-MESSAGES = [
-    {"role": "user", "content": "Who?"},
-    {"role": "assistant", "content": CALL},
-    {"role": "tool", "content": "he"},
-    {"role": "assistant", "content": END},
-]
 
 
 @pytest.mark.parametrize(("pairs", "more", "messages"), table(__file__, "messages"))
@@ -76,14 +69,13 @@ def test_files_of_each_kind(tmp_path, suffix):
     source = write(tmp_path / f"in{suffix}", [GOOD, row("What?", END)])
     main(["--input", source, "--output", str(tmp_path / "out"), "--val-fraction", "0"])
     written = read(tmp_path / "out/train.parquet")
-    assert [entry["row"] for entry in written] == [0, 1] and written[0]["messages"] == MESSAGES
+    assert [entry["row"] for entry in written] == [0, 1] and written[0]["messages"] == messages_of(GOOD)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.parquet"]
 
 
 def test_bad_rows_stop_or_are_left_out_and_listed(tmp_path, capsys):
-    source = write(
-        tmp_path / "in.jsonl", [GOOD, {"question": "Who?"}, row("What?", END), row("Who?", CALL, FOUND, CALL)]
-    )
+    rows = [GOOD, {"question": "Who?"}, row("What?", END), row("Who?", CALL, FOUND, CALL)]
+    source = write(tmp_path / "in.jsonl", rows)
     arguments = ["--input", source, "--output", str(tmp_path / "out")]
     with pytest.raises(SystemExit, match="nothing was written"):
         main(arguments)

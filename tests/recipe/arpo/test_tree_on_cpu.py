@@ -5,8 +5,7 @@ import math
 
 import pytest
 
-from recipe.arpo.keys import ARPOConfig
-from recipe.arpo.tree import Policy
+from recipe.arpo.tree import ARPOConfig, Policy
 from tests.recipe.arpo.toy_agent import TOKENIZER, Library, ToyPolicy, encode, library, library_tools
 from verl.workers.rollout import tree_builder as builder
 from verl.workers.rollout.tools.base_tool import ToolError

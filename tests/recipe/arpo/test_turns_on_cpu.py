@@ -7,14 +7,13 @@ probabilities alone. A delimiter may have two letters, so that a request may end
 import asyncio
 import math
 import random
+from itertools import groupby
 from statistics import fmean
 
 import pytest
 
-from recipe.arpo.branching import dynamic_initial_rollouts
-from recipe.arpo.keys import ARPOConfig
-from recipe.arpo.tree import Policy
-from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
+from recipe.arpo.tree import ARPOConfig, Policy, dynamic_initial_rollouts
+from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine, Letters
 from verl.workers.rollout.tree_builder import grow
 
 SEEDS = range(40)
@@ -132,3 +131,26 @@ def test_a_delimiter_may_cross_the_end_of_a_request(cut):
     tree = grown(Cycle(), config, 1, 18)
     texts = [Letters().decode(segment.token_ids) for segment in tree.segments]
     assert texts == ["efab", "cdefab", "cdefabcd"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("n_tokens", [1, 3, 8])
+def test_entropies_are_of_the_first_tokens_of_a_turn_with_tools(n_tokens, seed):
+    never = {"branch_probability": 0.0, "entropy_weight": 0.0}
+    config = ARPOConfig(initial_rollouts=16, entropy_tokens=n_tokens, entropy_top_k=VOCAB, **never)
+    engine, policy = HashEngine(2.0), Policy(config, Letters().decode)
+    options = {"max_tokens": 60, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": seed}
+    tree = asyncio.run(grow(engine, [3], 16, policy, environment=Calls(), **options))
+    after_prompt, after_tool = [], []
+    for response, mask in zip(tree.trajectories(), tree.response_masks(), strict=True):
+        blocks = [list(block) for _, block in groupby(range(len(response)), key=lambda i, mask=mask: mask[i])]
+        turns = [block for block in blocks if mask[block[0]]]
+        firsts = [[response[i] for i in turn[:n_tokens]] for turn in turns]
+        entropies = [
+            entropy_of(engine, response[: turn[0]], tokens) for turn, tokens in zip(turns, firsts, strict=True)
+        ]
+        after_prompt.append(entropies[0] / math.log(VOCAB))
+        after_tool += [entropy / math.log(VOCAB) for entropy in entropies[1:]]
+    assert after_tool and tree.metrics["forks"] == 0
+    assert tree.metrics["entropy_after_prompt"] == pytest.approx(fmean(after_prompt))
+    assert tree.metrics["entropy_after_tool"] == pytest.approx(fmean(after_tool))

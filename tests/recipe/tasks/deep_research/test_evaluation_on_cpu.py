@@ -31,10 +31,7 @@ def test_questions_that_need_more_than_text_are_counted(tmp_path):
 
 
 def test_other_names_of_an_entity_are_right_with_the_file_of_aliases(tmp_path):
-    aliases = [
-        {"Q_id": "Q7", "aliases": ["Anna", "", "Ann"], "demonyms": ["Annish"]},
-        {"Q_id": "Q8", "aliases": ["Bob"], "demonyms": []},
-    ]
+    aliases = [{"Q_id": "Q7", "aliases": ["Anna", "", "Ann"], "demonyms": ["Annish"]}, {"Q_id": "Q8", "aliases": []}]
     (tmp_path / "id_aliases.json").write_text("".join(json.dumps(row) + "\n" for row in aliases))
     row = LAYOUTS["2wikimultihopqa"][0]
     result = read(tmp_path, "2wikimultihopqa", [row, row | {"_id": "89", "answer": "yes", "answer_id": None}], ".json")

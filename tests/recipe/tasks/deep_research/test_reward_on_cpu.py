@@ -46,9 +46,6 @@ def test_questions(text, specification, published):
     assert score(text, variant="published")["score"] == pytest.approx(published)
 
 
-END = answer("Barack Obama")
-
-
 @pytest.mark.parametrize(("text", "score_by_authors"), table(__file__, "forms of the authors"))
 def test_the_authors_format(text, score_by_authors):
     result = score(text, variant="published")
@@ -57,20 +54,11 @@ def test_the_authors_format(text, score_by_authors):
 
 
 def test_the_parts():
-    assert score(HALF) == pytest.approx(
-        {
-            "score": 0.2 + 0.8 * 2 / 3,
-            "acc": 0.0,
-            "format": 1.0,
-            "correctness": 2 / 3,
-            "tool_calls": 2.0,
-            "all_tools": 1.0,
-            "pred": "obama",
-        }
-    )
-    keys = score(HALF).keys()
+    parts = {"score": 0.2 + 0.8 * 2 / 3, "acc": 0.0, "format": 1.0, "correctness": 2 / 3}
+    parts |= {"tool_calls": 2.0, "all_tools": 1.0, "pred": "obama"}
+    assert score(HALF) == pytest.approx(parts)
     for other in (score(""), score(answer("1"), 1, "math500"), score(GOOD, variant="published", rule="em")):
-        assert other.keys() == keys  # verl collects them as columns
+        assert other.keys() == parts.keys()  # verl collects them as columns
 
 
 @pytest.mark.parametrize(("boxed", "truth", "source", "options", "expected"), table(__file__, "rules"))
@@ -84,7 +72,8 @@ def test_other_tools_make_another_bonus():
     text = T + S + R + answer("Barack Obama")
     assert score(text, variant="published", tool_tags=["search"])["score"] == pytest.approx(1.1)
     assert score(text, variant="published", tool_tags="search")["score"] == pytest.approx(1.1)
-    assert score(T + "<roll>6" + R + END, variant="published", tool_tags="roll")["score"] == -1.0
+    unclosed = T + "<roll>6" + R + answer("Barack Obama")
+    assert score(unclosed, variant="published", tool_tags="roll")["score"] == -1.0
 
 
 @pytest.mark.parametrize(("source", "truth", "options", "message"), table(__file__, "refused rows"))

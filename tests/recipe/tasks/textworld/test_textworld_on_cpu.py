@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
 
-from recipe.arpo.keys import ARPOConfig
+from recipe.arpo.tree import ARPOConfig
 from recipe.arpo.tree import Policy as ARPO
 from recipe.common.tiny_model import END_OF_TURN, make_tokenizer
 from recipe.common.tree import Policy as Plain

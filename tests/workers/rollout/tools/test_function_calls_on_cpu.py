@@ -58,20 +58,21 @@ def test_other_texts_are_the_models_mistake(function, content, message):
     assert (str(caught.value), caught.value.kind, caught.value.own_fault) == (message, "bad_arguments", False)
 
 
-def test_a_description_has_the_schema_and_is_one_bounded_line():
-    text = describe_function("Finds\npassages.", SEARCH)
-    assert text.startswith("Finds passages. Arguments: a JSON object, {") and text.endswith(
-        "The text of query alone will do."
-    )
-    properties, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
-    assert properties == {"properties": SEARCH["properties"], "required": ["query"]}
-    assert describe_function("", ADD).startswith("Arguments: ")
-
-
 def shown(text: str) -> tuple[dict, str]:
     """The JSON object in a description, and the text after it."""
     value, end = json.JSONDecoder().raw_decode(text, text.index("{"))
     return value, text[end:]
+
+
+def test_a_description_has_the_schema_and_is_one_line():
+    text = describe_function("Finds\npassages.", SEARCH)
+    about = {"properties": SEARCH["properties"], "required": ["query"]}
+    assert text.startswith("Finds passages. Arguments: a JSON object, {")
+    assert shown(text) == (about, " The text of query alone will do.")
+    assert describe_function("", ADD).startswith("Arguments: ")
+    in_other_scripts = {"properties": {"город": {"type": "string", "description": "都市の名前 \u2028 ü"}}}
+    text = describe_function("Погода.", in_other_scripts)
+    assert text.startswith("Погода.") and '"город": {"type": "string", "description": "都市の名前 ü"}' in text
 
 
 def test_a_long_description_is_cut_between_properties():
@@ -106,9 +107,3 @@ def test_references_without_end_are_bounded():
     assert len(text) < 5000 and "$ref" not in text and list(shown(text)[0]["properties"]) == ["top"]
     elsewhere = {"properties": {"x": {"$ref": "https://a.org/x.json"}, "y": {"$ref": "#/$defs/none"}}}
     assert shown(describe_function("", elsewhere))[0]["properties"] == {"x": {}, "y": {}}
-
-
-def test_text_in_other_scripts_stays_readable():
-    about = {"properties": {"город": {"type": "string", "description": "都市の名前 \u2028 ü"}}}
-    text = describe_function("Погода.", about)
-    assert text.startswith("Погода.") and '"город": {"type": "string", "description": "都市の名前 ü"}' in text

@@ -64,27 +64,19 @@ def test_the_rest_of_a_begun_tag_ends_the_next_request(cut):
 
 @pytest.mark.parametrize(
     ("text", "content"),
-    [
-        ("<search>a</search>", "a"),
-        ("<search>a<search> b </search>", "b"),
-        ("</search>", None),
-        ("<python>1</python></search>", None),
-    ],
+    [("<search>a<search> b </search>", "b"), ("</search>", None), ("<python>1</python></search>", None)],
 )
-def test_content(text, content):
+def test_a_call_begins_at_the_last_opening_tag(text, content):
     assert Protocol(TOKENIZER, ["search"]).call(encode(text)) == ("search", content)
 
 
-def test_special_tokens_in_a_result_are_text(merging):
+def test_control_tokens_in_a_result_are_text(merging):
     for tokenizer, token in ((TOKENIZER, "<|endoftext|>"), (merging, "<eos>")):
         ids = Protocol(tokenizer, ["search"]).result_ids(f"a {token} b", 100)
         assert not set(ids) & set(tokenizer.all_special_ids)
-
-
-def test_marks_of_a_chat_template_that_are_no_special_tokens_are_text():
     core = byte_level()
     core.add_special_tokens(["[INST]"])
-    core.add_tokens(["<start_of_turn>", "pal"])
+    core.add_tokens(["<start_of_turn>", "pal"])  # the first is a mark of a chat template, though no special token
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
     ids = Protocol(tokenizer, ["search"]).result_ids("pal <start_of_turn> [INST]", 100)
     known = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}
@@ -98,13 +90,10 @@ def test_hostile_results_take_no_time(hostile):
     assert time.process_time() - started < 2
 
 
-def test_outer_white_space_of_a_result_is_left_out():
-    protocol = Protocol(TOKENIZER, ["python"])
+def test_a_result_fits_its_room_or_is_none():
+    protocol = Protocol(TOKENIZER, ["search"])
+    for room in range(60):
+        ids = protocol.result_ids("0123456789" * 5, room)
+        text = TOKENIZER.decode(ids)
+        assert len(ids) <= room and (not ids or text.startswith(" <result>\n0") and text.endswith("\n</result>"))
     assert protocol.result_ids("10\n", 100) == protocol.result_ids(" 10", 100) == encode(" <result>\n10\n</result>")
-
-
-@pytest.mark.parametrize("room", range(0, 60, 3))
-def test_a_result_fits_its_room_or_is_none(room):
-    ids = Protocol(TOKENIZER, ["search"]).result_ids("0123456789" * 5, room)
-    assert len(ids) <= room
-    assert not ids or TOKENIZER.decode(ids).startswith(" <result>\n0") and TOKENIZER.decode(ids).endswith("\n</result>")

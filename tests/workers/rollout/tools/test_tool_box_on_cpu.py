@@ -2,19 +2,23 @@
 
 import asyncio
 import contextlib
+import json
 import logging
+import re
 import time
+from pathlib import Path
 
 import pytest
 
+from tests.workers.rollout.tools.search.animals import ANIMALS, write_jsonl
 from verl.workers.config.keys import read_keys
 from verl.workers.rollout.tools import tool_box, tool_runners
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
-from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, try_tools
+from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, tool_class, try_tools
 
 
 class Scripted(BaseTool):
-    """Does what its list says, one entry a call: a text, an exception, or seconds to sleep."""
+    """Does what its list says, one entry a call: a text, an exception, a coroutine function, or seconds to sleep."""
 
     name, trigger_tag = "scripted", "do"
 
@@ -31,7 +35,7 @@ class Scripted(BaseTool):
                 return f"slept {step}"
             if isinstance(step, BaseException):
                 raise step
-            return step
+            return await step() if callable(step) else step
         finally:
             self.running -= 1
             self.ended += 1
@@ -39,10 +43,6 @@ class Scripted(BaseTool):
 
 class Answering(Scripted):
     trigger_tag = "answer"
-
-
-class NoTool:
-    pass
 
 
 def box(script=(), **config) -> ToolBox:
@@ -59,15 +59,10 @@ def call(made: ToolBox, content="x"):
     return asyncio.run(made.call("do", content))
 
 
-def test_a_cached_result():
-    cached = call(box([ToolOutput("known", cached=True)]))
-    assert cached.ok and cached.cached and cached.text == "known" and cached.retries == 0
-
-
 def test_passing_errors_are_tried_again():
     passing = ToolError("busy", kind="http_503", retry=True)
-    result = call(box([passing, passing, "fine"], retry_count=3))
-    assert result.ok and result.text == "fine" and result.retries == 2
+    result = call(box([passing, passing, ToolOutput("known", cached=True)], retry_count=3))
+    assert result.ok and result.cached and result.text == "known" and result.retries == 2
     result = call(box([passing] * 9, retry_count=3))
     assert not result.ok and result.retries == 3 and result.error == "http_503" and result.text == "Error: busy"
     result = call(box([ToolError("no such page", kind="http_404", retry=False), "fine"]))
@@ -81,18 +76,24 @@ def test_a_result_that_is_no_text_is_the_tools_fault(nonsense):
     assert result.text == "Error: scripted failed: TypeError"
 
 
-@pytest.mark.parametrize("exits", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+async def exits_in_a_task():
+    async def exiting():
+        raise SystemExit(3)
+
+    await asyncio.create_task(exiting())
+
+
+@pytest.mark.parametrize("exits", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), exits_in_a_task])
 def test_a_tool_that_exits_is_answered_and_so_are_the_calls_after_it(exits):
-    made = box([exits, "fine"])
+    made = box([exits, "fine"], timeout=1, retry_count=0)
     first, second = call(made), call(made)
     assert not first.ok and first.own_fault and second.ok and second.text == "fine"
 
 
 def test_a_slow_call_is_given_up_and_ended():
     made = box([5, 5], timeout=0.02, retry_count=1)
-    result = call(made)
-    tool = made.tools["do"]
-    assert result.error == "timeout" and result.retries == 1 and "0.02 seconds" in result.text
+    result, tool = call(made), made.tools["do"]
+    assert (result.error, result.own_fault, result.retries) == ("timeout", True, 1) and "0.02 seconds" in result.text
     assert tool.running == 0 and tool.ended == 2
 
 
@@ -141,23 +142,6 @@ async def test_a_tool_that_blocks_or_ignores_its_cancellation_stops_nobody(conte
     assert slow.error == "timeout" and slow.own_fault and slow_seconds < 1.2
 
 
-def test_the_calls_after_one_that_ends_its_thread_are_answered(monkeypatch):
-    made = box(timeout=0.3, retry_count=0)
-    tool = made.tools["do"]
-
-    async def execute(text, *, timeout):
-        if text == "exit in a task":
-            await asyncio.create_task(exiting())
-        return "fine"
-
-    async def exiting():
-        raise SystemExit(3)
-
-    monkeypatch.setattr(tool, "execute", execute)
-    first, second = call(made, "exit in a task"), call(made, "x")
-    assert not first.ok and first.own_fault and second.text == "fine"
-
-
 def test_a_close_that_fails_hides_nothing(monkeypatch, caplog):
     async def start(self, *, timeout):
         raise ToolError("the server refuses the connection", kind="refused", retry=False)
@@ -173,13 +157,6 @@ def test_a_close_that_fails_hides_nothing(monkeypatch, caplog):
     assert "did not end what it has started: AttributeError" in caplog.text
 
 
-def test_a_tool_that_hangs_at_its_start_is_refused(monkeypatch):
-    monkeypatch.setattr(tool_box, "START_SECONDS", 0.2)
-    monkeypatch.setattr(Scripted, "start", lambda self, *, timeout: asyncio.sleep(60))
-    with pytest.raises(ValueError, match="tool_instances.scripted: its calls would fail: no answer in 0.2 seconds"):
-        try_tools(box(timeout=0.1).config)
-
-
 async def test_cancelling_ends_the_call():
     made = box([5])
 
@@ -192,25 +169,16 @@ async def test_cancelling_ends_the_call():
 
 
 @pytest.mark.parametrize(
-    ("entry", "named"),
+    ("values", "message"),
     [
-        ({"class_path": "no.such.Tool"}, "tool_instances.t.class_path=no.such.Tool"),
-        ({"class_path": f"{__name__}.Absent"}, "class_path"),
-        ({"class_path": f"{__name__}.NoTool"}, "is no BaseTool"),
-        ({"class_path": f"{__name__}.Scripted", "params": {"scrpt": []}}, "tool_instances.t.params.*scrpt"),
-        ({"params": {}}, "tool_instances.t: expected class_path"),
-        ({"class_path": f"{__name__}.Scripted", "parms": {}}, "tool_instances.t: expected class_path and params"),
+        ({"tool_instances": {"t": {"params": {}}}}, "tool_instances.t: expected class_path"),
+        ({"tool_instances": {"t": {"class_path": "a.B", "parms": {}}}}, "tool_instances.t: expected class_path and"),
+        *(({key: -1}, f"{key}=-1") for key in ("call_limit", "max_workers", "timeout", "retry_count")),
     ],
 )
-def test_a_wrong_entry_names_its_key(entry, named):
-    with pytest.raises(ValueError, match=named):
-        ToolsConfig(tool_instances={"t": entry})
-
-
-@pytest.mark.parametrize("key", ["call_limit", "max_workers", "timeout", "retry_count", "max_result_tokens"])
-def test_a_wrong_number_names_its_key(key):
-    with pytest.raises(ValueError, match=f"rollout.tools.{key}=-1"):
-        read_keys(ToolsConfig, {key: -1}, "actor_rollout_ref.rollout.tools")
+def test_a_wrong_value_names_its_key(values, message):
+    with pytest.raises(ValueError, match=f"rollout.tools.{message}"):
+        read_keys(ToolsConfig, values, "actor_rollout_ref.rollout.tools")
 
 
 def test_without_fail_on_error_a_broken_tool_is_left_out(caplog):
@@ -244,6 +212,9 @@ def test_a_tool_shows_that_it_works_before_a_run_begins(caplog, monkeypatch):
         try_tools(starting([busy] * 4, retry_count=3))
     try_tools(starting([busy], retry_count=0, fail_on_error=False))
     assert "its calls would fail: busy" in caplog.text
+    monkeypatch.setattr(tool_box, "START_SECONDS", 0.2)
+    with pytest.raises(ValueError, match="its calls would fail: no answer in 0.2 seconds"):
+        try_tools(starting([60], timeout=0.1))
 
     async def where_a_loop_runs():
         try_tools(starting(["fine"]))
@@ -251,16 +222,30 @@ def test_a_tool_shows_that_it_works_before_a_run_begins(caplog, monkeypatch):
     asyncio.run(where_a_loop_runs())
 
 
-@pytest.mark.parametrize(
-    "step, own_fault",
-    [
-        (ToolError("no dice", kind="bad_number", retry=False), False),
-        (ToolError("down", kind="unreachable", retry=True), True),
-        (ToolError("no key", kind="http_401", retry=False, own_fault=True), True),
-        (ZeroDivisionError(), True),
-        (9, True),
-        ("fine", False),
-    ],
-)
-def test_passing_and_unknown_errors_are_the_tools_own_fault(step, own_fault):
-    assert call(box([step], retry_count=0, timeout=0.05)).own_fault == own_fault
+@pytest.mark.parametrize(("retry", "own_fault"), [(False, None), (True, None), (False, True)])
+def test_passing_errors_are_the_tools_own_fault_unless_they_say_otherwise(retry, own_fault):
+    error = ToolError("no dice", kind="any", retry=retry, own_fault=own_fault)
+    assert call(box([error], retry_count=0)).own_fault == (retry or bool(own_fault))
+
+
+REFUSED = Path(__file__).with_name("refused.txt").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize(("tool", "params", "message"), [line.split(" | ") for line in REFUSED if line[0] != "#"])
+def test_wrong_parameters_name_their_key_before_anything_starts(tmp_path, monkeypatch, tool, params, message):
+    """The messages hold no secret."""
+    for name in ("BRIGHTDATA_API_KEY", "BRIGHTDATA_ZONE"):
+        monkeypatch.delenv(name, raising=False)
+    corpus = write_jsonl(tmp_path / "c.jsonl", ANIMALS)
+    path, _, made = tool.partition(" ")
+    entry = {"class_path": f"verl.workers.rollout.tools.{path}"}
+    entry["params"] = json.loads(params.replace("CORPUS", str(corpus)))
+    config = {"tool_instances": {"t": entry}}
+    if made:
+        read_keys(ToolsConfig, config, "actor_rollout_ref.rollout.tools")
+    with pytest.raises(ValueError) as error:
+        if made:
+            tool_class("t", entry)[0](**entry["params"])
+        read_keys(ToolsConfig, config, "actor_rollout_ref.rollout.tools")
+    told = f"{error.value!r} {error.value.__context__!r}" if made else str(error.value)
+    assert re.search(".*".join(map(re.escape, message.split("…"))), str(error.value)) and "s3cr3t" not in told

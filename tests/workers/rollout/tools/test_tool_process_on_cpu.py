@@ -36,35 +36,30 @@ def test_a_call_that_holds_the_lock_ends_in_time_and_blocks_nothing_else(name):
         held = await made.call("block", "backtracks")
         seconds = time.monotonic() - started
         ticking.cancel()
-        again, bad = await made.call("block", "works"), await made.call("block", "bad")
-        exits, dies = await made.call("block", "exits"), await made.call("block", "dies")
-        last = await made.call("block", "works")
+        outcomes = [await made.call("block", query) for query in ("works", "bad", "exits", "dies", "works")]
         children = {*psutil.Process().children(recursive=True)} - others
         await made.close()
-        pauses = [later - sooner for sooner, later in zip(ticks, ticks[1:], strict=False)]
-        return first, held, seconds, max(pauses), again, bad, exits, dies, last, children
+        pause = max(later - sooner for sooner, later in zip(ticks, ticks[1:], strict=False))
+        return first, held, seconds, pause, outcomes, children
 
     others = {*psutil.Process().children(recursive=True)}  # of tests before this one
-    first, held, seconds, pause, again, bad, exits, dies, last, children = asyncio.run(run())
+    first, held, seconds, pause, (again, bad, exits, dies, last), children = asyncio.run(run())
     assert first.ok and again.ok and last.ok and first.text != again.text != last.text
     assert first.text.split(" in ")[0] == "works" and int(first.text.split(" in ")[1]) != os.getpid()
-    assert (held.ok, held.error, held.own_fault) == (False, "timeout", True)
-    assert seconds < 5 and pause < 1.5
+    assert (held.ok, held.error, held.own_fault) == (False, "timeout", True) and seconds < 5 and pause < 1.5
     assert not bad.ok and "no such page" in bad.text
-    assert exits.error == "SystemExit" and exits.own_fault
-    assert dies.error == "crash" and dies.own_fault
+    assert (exits.error, exits.own_fault, dies.error, dies.own_fault) == ("SystemExit", True, "crash", True)
     tools = [child for child in children if child.is_running() and "resource_tracker" not in " ".join(child.cmdline())]
     assert tools == []
 
 
 def test_a_call_that_waits_for_another_is_not_killed_with_it():
     async def run():
-        made = box("Blocking", timeout=2, retry_count=1)
+        made = box("Blocking", retry_count=1)
         await made.start()
-        try:
-            return await asyncio.gather(made.call("block", "sleeps"), made.call("block", "works"))
-        finally:
-            await made.close()
+        outcomes = await asyncio.gather(made.call("block", "sleeps"), made.call("block", "works"))
+        await made.close()
+        return outcomes
 
     slow, waiting = asyncio.run(run())
     assert slow.error == "timeout" and waiting.ok

@@ -62,13 +62,10 @@ def call(made: ToolBox, content: str, tag="search"):
 def test_json_arguments_and_the_plain_text_of_a_single_string():
     made = box(params={"config": {"prefix": "about "}})
     assert list(made.tools) == ["search"]
-    texts = ['{"query": "Paris"}', "Paris", '"Paris"', "42", '{"title": 1}']
-    replies = [call(made, text) for text in texts]
-    assert all(reply.ok and reply.tool == "search" for reply in replies)
-    queries = ["Paris", "Paris", '"Paris"', "42", '{"title": 1}']
-    assert made.tools["search"].tool.asked == [{"query": query} for query in queries]
-    assert [reply.text for reply in replies] == [f"about {query}" for query in queries]
-    assert made.tools["search"].tool.released == 5 and not made.tools["search"].tool.live
+    replies = [call(made, text) for text in ('{"query": "Paris"}', "Paris")]
+    assert all(reply.ok and reply.tool == "search" and reply.text == "about Paris" for reply in replies)
+    shelf = made.tools["search"].tool
+    assert shelf.asked == [{"query": "Paris"}] * 2 and shelf.released == 2 and not shelf.live
 
 
 def test_failures_are_told_and_every_instance_is_released():
@@ -89,9 +86,8 @@ def test_upstreams_own_base_tool_and_a_config_from_hydra():
     params = OmegaConf.create({"config": {"type": "native"}, "tool_schema": number})
     made = box("verl.tools.base_tool.BaseTool", params)
     reply = call(made, '{"n": 3}', "count")
-    assert (
-        reply.ok and reply.text == "Updated the tool state." and made.tools["count"].tool.config == {"type": "native"}
-    )
+    assert reply.ok and reply.text == "Updated the tool state."
+    assert made.tools["count"].tool.config == {"type": "native"}
 
 
 @pytest.mark.parametrize(
@@ -99,9 +95,7 @@ def test_upstreams_own_base_tool_and_a_config_from_hydra():
     [
         ("verl.tools.base_tool.BaseTool", {}, "any: params.tool_schema is missing, and BaseTool makes none itself"),
         ("verl.tools.base_tool.BaseTool", {"tool_schema": {"type": "function"}}, "any: .*\n.*function"),
-        (f"{__name__}.Shelf", {"prefix": "x"}, "any.params: got an unexpected keyword argument 'prefix'"),
         ("verl.tools.schemas.ToolResponse", {}, "class_path=verl.tools.schemas.ToolResponse is no BaseTool"),
-        ("verl.tools.schemas.json", {}, "is no BaseTool"),
     ],
 )
 def test_wrong_settings_name_their_key_before_a_run(class_path, params, message):

@@ -22,9 +22,14 @@ from verl.workers.rollout.chat.calls import (
 from verl.workers.rollout.chat.template import UNKNOWN, ChatTemplate
 from verl.workers.rollout.environment import Answer, BranchLost, Ends, Environment, TurnEnd
 from verl.workers.rollout.stateful import InstanceKeys, InstancePool
-from verl.workers.rollout.tools.environment import MALFORMED, call_metrics, description_of
+from verl.workers.rollout.tools.environment import (
+    MALFORMED,
+    ToolSessions,
+    ToolStates,
+    call_metrics,
+    description_of,
+)
 from verl.workers.rollout.tools.plain_text import PROTOCOL_TAGS, neutral, one_line
-from verl.workers.rollout.tools.sessions import ToolSessions, ToolStates
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolCall
 
 MAX_NAME_CHARS = 64  # largest number of characters kept of a tool's name that the model made up

@@ -27,15 +27,14 @@ class ToolOutput:
 
 
 class ToolError(Exception):
-    """A failed call. The model reads the message.
+    """A failed call. The model reads the message, which must hold no secrets and no host paths.
 
     Args:
-        message: message for the model, without secrets and host paths.
         kind: short name by which errors are counted and logged once, such as `timeout`, `http_500`, `bad_reply`.
         retry: whether the same call may succeed a moment later.
-        own_fault: whether the tool is at fault, rather than the model's text. A run in which all calls fail by the
-            tool's own fault ends. If it is None, it takes the value of `retry`.
-        ends_session: whether the call has ended its session, so that the next call begins anew (`ToolSession.end`).
+        own_fault: whether the tool is at fault, rather than the model's text; None for the value of `retry`. A run in
+            which all calls fail by the tool's own fault ends.
+        ends_session: whether the next call begins a new session (`ToolSession.end`).
     """
 
     def __init__(
@@ -53,29 +52,25 @@ def text_schema(argument: str | None) -> dict[str, Any]:
 
 def function_of(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
     """Return a function in OpenAI's format."""
-    about = {"name": name, "description": description, "parameters": schema}
-    return {"type": "function", "function": about}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
 class ToolSession(ABC):
     """A session with a tool, or a group of tools, for one trajectory: calls see what earlier calls have left behind."""
 
+    # whether it has ended by no fault of a call; it is then replaced by one that makes the calls again
+    is_lost: bool = False
+
     async def execute(self, content: str, *, timeout: float) -> str | ToolOutput:
         """Run one call, as `BaseTool.execute`; one at a time. A tool with its own `execute_in` does not need it."""
         raise NotImplementedError
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the session has ended by no fault of a call; it is replaced by one that makes the calls again."""
-        return False
 
     async def end(self) -> None:
         """Take the state after a call that has ended the session; only called if errors of the tool say so."""
         raise NotImplementedError
 
     @abstractmethod
-    async def close(self) -> None:
-        """End the session, and all that its calls have started."""
+    async def close(self) -> None: ...
 
 
 class BaseTool(ABC):
@@ -105,10 +100,6 @@ class BaseTool(ABC):
         """Tag of the first of the tools that share a connection, and so `calls_at_once` and a trajectory's session."""
         return self.trigger_tag
 
-    def new_session(self) -> ToolSession:
-        """Return a new session of the tool's group, which its first call opens; for tools with `has_session`."""
-        raise NotImplementedError
-
     @cached_property
     def schema(self) -> dict[str, Any]:
         """The JSON schema of a call's arguments: an object, here of one text."""
@@ -122,15 +113,18 @@ class BaseTool(ABC):
         """Return the text that `execute` takes for a call with these arguments, which `schema` allows."""
         return arguments[self.argument] if self.argument else json.dumps(arguments, ensure_ascii=False)
 
+    def new_session(self) -> ToolSession:
+        """Return a new session of the tool's group, which its first call opens; for tools with `has_session`."""
+        raise NotImplementedError
+
     async def execute_in(self, session: ToolSession, content: str, *, timeout: float) -> str | ToolOutput:
         """Run one call in a session of the tool's group, as `execute`; calls of one session do not overlap."""
         return await session.execute(content, timeout=timeout)
 
     @classmethod
     def tags(cls, **params) -> list[str]:
-        """Return the tags of the tool with these arguments. If only a made tool knows its tag, an override makes
-        one."""
-        return [cls.trigger_tag]
+        """Return the tags of the tool with these arguments, which is made if only a made tool knows its tag."""
+        return [getattr(cls, "trigger_tag", None) or cls(**params).trigger_tag]
 
     @classmethod
     def check(cls, **params) -> None:
@@ -138,7 +132,7 @@ class BaseTool(ABC):
         return None
 
     async def start(self, *, timeout: float) -> None:  # noqa: B027 (nothing to try, for many tools)
-        """Check that calls will work here; raise ToolError if they would fail, and the run does not begin.
+        """Raise ToolError if calls would fail here; the run then does not begin.
 
         It runs once before Ray starts and once in each rollout worker, each time on an instance that is closed then.
         """
@@ -147,29 +141,26 @@ class BaseTool(ABC):
     async def execute(self, content: str, *, timeout: float) -> str | ToolOutput:
         """Run one call; raise ToolError if it fails.
 
-        Args:
-            content: text between the tags; the model wrote it, so it may be hostile.
-            timeout: seconds after which the caller gives up and cancels this coroutine, which must then end all that
-                the call has started.
+        `content` is the text between the tags; the model wrote it, so it may be hostile. After `timeout` seconds the
+        caller cancels this coroutine, which must then end all that the call has started.
         """
 
     async def close(self) -> None:  # noqa: B027 (nothing to end, for many tools)
         """Close what the tool keeps open (workers, connections). Training may end a worker without calling this."""
 
 
-class ToolSet(ABC):
-    """Several tools that one entry of `tool_instances` brings, such as those of one server.
+class ToolSet:
+    """Several tools of one entry of `tool_instances`, such as those of a server, to which the constructor may connect.
 
-    `check` and `tags` are those of `BaseTool`; the constructor may connect to the server, and raises ValueError if its
-    tools will not work.
+    It raises ValueError if the tools will not work. `check` and `tags` are those of `BaseTool`.
     """
 
     tools: list[BaseTool]
 
     @classmethod
-    @abstractmethod
-    def check(cls, **params) -> None: ...
+    def check(cls, **params) -> None:
+        return None
 
     @classmethod
-    @abstractmethod
-    def tags(cls, **params) -> list[str]: ...
+    def tags(cls, **params) -> list[str]:
+        return [tool.trigger_tag for tool in cls(**params).tools]

@@ -1,15 +1,34 @@
-"""The environment of `environment=tools`: a turn ends with a closing tag, and the tool's result follows."""
+"""The environment of `environment=tools`: a turn ends with a closing tag, and the tool's result follows.
 
+Calls of tools with sessions, such as a Python interpreter or a connection to an MCP server, see what earlier calls of
+the same trajectory have left behind. A session is a live instance (../stateful.py): the first branch that continues
+from a state has it, and other branches get a new session in which the calls are made again. Trajectories that part
+before their first call share nothing.
+"""
+
+import asyncio
 import copy
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
+from verl.utils.fault_reports import RunError
+from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.environment import Answer, Ends, Environment, TurnEnd
-from verl.workers.rollout.stateful import InstanceKeys, InstancePool
+from verl.workers.rollout.stateful import (
+    Instance,
+    InstanceKeys,
+    InstanceLost,
+    InstancePool,
+    State,
+    StatefulEnvironment,
+    Step,
+)
+from verl.workers.rollout.tools.base_tool import ToolSession
 from verl.workers.rollout.tools.plain_text import one_line
 from verl.workers.rollout.tools.protocol import Protocol
-from verl.workers.rollout.tools.sessions import ToolSessions, ToolStates
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolCall
 
 MALFORMED = "malformed"  # error kind of a call that did not reach its tool
@@ -18,6 +37,9 @@ DESCRIPTION = (
     "follows between <result> and </result>."
 )
 MAX_FAULT_CHARS = 300  # largest number of characters kept of a tool's report of its own fault
+
+# pairs of a group of tools and the state of its session, in order of names; groups that were not called are left out
+ToolStates = tuple[tuple[str, State], ...]
 
 
 class Tools(Environment):
@@ -51,9 +73,9 @@ class Tools(Environment):
         await self.tools.close()
 
     def _description(self, tags: Iterable[str]) -> str:
-        """Return the text that a prompt's system message gets with `describe_in_prompt`; empty if none of the tools
-        describes itself. Descriptions are text from outside, as results are."""
+        """Return the text for a prompt's system message; empty if none of the tools describes itself."""
         described = {tag: text for tag in tags if (text := self.tools.tools[tag].description)}
+        # Descriptions are text from outside, as results are.
         lines = [f"- <{tag}>: {self.protocol.harmless(text)}" for tag, text in described.items()]
         return "\n".join([DESCRIPTION, *lines]) if lines else ""
 
@@ -100,3 +122,103 @@ def call_metrics(calls: Sequence[dict]) -> dict[str, float]:
             f"tool_{tool}/seconds": fmean(call["seconds"] for call in own_calls),
         }
     return {name: float(value) for name, value in metrics.items()}
+
+
+class ToolSessions:
+    """The tools of one prompt, and the sessions with them."""
+
+    def __init__(self, tools: ToolBox, pool: InstancePool):
+        self.tools, self._closed = tools, False
+        groups = {tool.group for tool in tools.tools.values() if tool.has_session}
+        self._sessions = {group: _Sessions(tools, group, pool) for group in groups}
+
+    async def call(self, states: ToolStates | None, tag: str, content: str) -> tuple[ToolCall, ToolStates | None]:
+        """Return the outcome of a call and the sessions' states after it; raise BranchLost if a replay differs."""
+        if self._closed:
+            raise RuntimeError("this prompt's tools are closed")
+        tool, states_before = self.tools.tools[tag], dict(states or ())
+        if not tool.has_session:
+            return await self.tools.call(tag, content), states
+        before = states_before.get(tool.group) or State(None, None, Step(None))
+        after = await self._sessions[tool.group].advance(before, (tag, content))
+        return after.step.observation, tuple(sorted((states_before | {tool.group: after}).items(), key=itemgetter(0)))
+
+    async def call_all(
+        self, states: ToolStates | None, calls: Sequence[tuple[str, str]]
+    ) -> tuple[list[ToolCall], ToolStates | None]:
+        """Make several calls (tag, content), as `call`: those without sessions at once, the others in order."""
+        at_once = [i for i, (tag, _) in enumerate(calls) if not self.tools.tools[tag].has_session]
+        outcomes = await gather_or_cancel(*(self.call(states, *calls[i]) for i in at_once))
+        done = {i: call for i, (call, _) in zip(at_once, outcomes, strict=True)}
+        for i, (tag, content) in enumerate(calls):
+            if i not in done:
+                done[i], states = await self.call(states, tag, content)
+        return [done[i] for i in range(len(calls))], states
+
+    async def close(self) -> None:
+        self._closed = True
+        await asyncio.shield(asyncio.gather(*(sessions.close() for sessions in self._sessions.values())))
+
+    def metrics(self) -> dict[str, float]:
+        total: Counter[str] = Counter()
+        for sessions in self._sessions.values():
+            total.update(sessions.metrics([]))
+        return dict(total)
+
+
+class _Sessions(StatefulEnvironment):
+    """The sessions with a group of tools; an action is a call, as its tag and its text."""
+
+    def __init__(self, tools: ToolBox, group: str, pool: InstancePool):
+        super().__init__(pool)
+        self.tools, self.group, self.seconds = tools, group, None  # the tool box limits a call's time
+        self._first = State(None, None, Step(None))
+        self.counts["replayed_outputs_differ"] = 0
+
+    def create(self) -> Instance:
+        return _LiveSession(self.tools, self.group, self.tools.tools[self.group].new_session())
+
+    def is_same(self, step: Step, recorded: Step) -> bool:
+        if step.observation is None or recorded.observation.text == step.observation.text:
+            return True
+        self.counts["replayed_outputs_differ"] += 1
+        return not self.tools.tools[self.group].must_repeat
+
+    async def _replayed(self, state: State) -> Instance:
+        tags = sorted({at.action[0] for at in state.path()})
+        if once_only := [tag for tag in tags if not self.tools.tools[tag].may_repeat]:
+            self.pool.free_place()
+            raise RunError(
+                f"a session in which {', '.join(once_only)} had been called was closed to make room for another, and "
+                f"its calls must not be made again: raise environment.max_instances={self.pool.keys.max_instances} to "
+                "the number of trajectories of a rollout worker"
+            )
+        return await super()._replayed(state)
+
+
+class _LiveSession(Instance):
+    def __init__(self, tools: ToolBox, group: str, session: ToolSession):
+        self.tools, self.group, self.session = tools, group, session
+
+    @property
+    def is_lost(self) -> bool:
+        return self.session.is_lost
+
+    async def reset(self) -> None:
+        return None
+
+    async def step(self, action: tuple[str, str]) -> Step:
+        call = await self.tools.call(*action, self.session)
+        if self.session.is_lost:
+            raise InstanceLost(call.text)
+        return Step(call)
+
+    async def repeat(self, recorded: State) -> Step:
+        """Make a call again. One that has ended its session, by a time limit for example, is not: it left nothing."""
+        if not recorded.step.observation.ended_session:
+            return await self.step(recorded.action)
+        await self.session.end()
+        return recorded.step
+
+    async def close(self) -> None:
+        await self.tools.close_session(self.group, self.session)

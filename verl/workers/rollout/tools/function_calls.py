@@ -19,8 +19,11 @@ MAX_REFERENCES = 200  # of a schema that are resolved
 
 
 def call_arguments(schema: Mapping[str, Any], content: str) -> dict[str, Any]:
-    """Return the arguments that the model has written between the tags, by the JSON schema of an object; empty text
-    means none. Raise ToolError if the text is neither a JSON object nor allowed as plain text, or lacks an argument."""
+    """Return the arguments that the model has written between the tags, by the JSON schema of an object.
+
+    Empty text means none. Raise ToolError for a text that is neither a JSON object with all arguments nor plain text
+    for a schema that allows it.
+    """
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     arguments = _json_value(content) if content.strip() else {}
     missing = [name for name in required if not isinstance(arguments, dict) or name not in arguments]
@@ -34,22 +37,21 @@ def call_arguments(schema: Mapping[str, Any], content: str) -> dict[str, Any]:
 
 
 def describe_function(description: str, schema: Mapping[str, Any]) -> str:
-    """Return a line for the prompt: a function's description and its arguments.
-
-    Where all properties together are too long, those that no longer fit, optional ones first, are only named.
-    """
+    """Return a line for the prompt: a function's description and its arguments. Of too many properties the last ones,
+    optional ones first, are only named."""
     parts = [one_line(description, MAX_DESCRIPTION_CHARS)] if description.strip() else []
     properties, required = resolved_schema(schema).get("properties") or {}, schema.get("required") or []
     named, left = [], MAX_SCHEMA_CHARS
     for name in sorted(properties, key=lambda name: name not in required):
-        size = len(_json_text({name: properties[name]}))
+        size = len(json.dumps({name: properties[name]}, ensure_ascii=False))
         if size <= left:
             left -= size
         else:
             named.append(name)
     shown = {name: about for name, about in properties.items() if name not in named}
     required_shown = [name for name in required if name not in named]
-    parts.append(f"Arguments: a JSON object, {_json_text({'properties': shown, 'required': required_shown})}")
+    text = json.dumps({"properties": shown, "required": required_shown}, ensure_ascii=False)
+    parts.append(f"Arguments: a JSON object, {one_line(text, len(text))}")
     if named:
         parts.append(f"More arguments: {one_line(', '.join(named), MAX_DESCRIPTION_CHARS)}.")
     if argument := _plain_argument(schema):
@@ -91,11 +93,6 @@ def _pointed_at(schema: Mapping[str, Any], reference: str) -> Any:
     for key in keys:
         part = part.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(part, Mapping) else None
     return part
-
-
-def _json_text(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return one_line(text, len(text))
 
 
 def _plain_argument(schema: Mapping[str, Any]) -> str | None:

@@ -26,11 +26,9 @@ MAX_REPLY_BYTES = 8_000_000
 
 
 def json_client(url: httpx.URL, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
-    """Return a client for `post_json` to `url`. It uses the environment's proxies unless the URL is on this machine.
-
-    Replies are requested uncompressed, so that the limit on received bytes limits the reply's size.
-    """
+    """Return a client for `post_json` to `url`. It uses the environment's proxies unless the URL is on this machine."""
     return httpx.AsyncClient(
+        # uncompressed, so that the limit on received bytes limits the reply's size
         headers={"Accept": "application/json", "Accept-Encoding": "identity"} | (headers or {}),
         follow_redirects=False,
         trust_env=not is_loopback(url),
@@ -40,7 +38,7 @@ def json_client(url: httpx.URL, headers: dict[str, str] | None = None) -> httpx.
 
 
 def checked_url(text: str, key: str) -> httpx.URL:
-    """Return the address of an HTTP server as a URL; raise ValueError, naming the config key, for any other text."""
+    """Return the address of an HTTP server as a URL; a ValueError for another text names the config key."""
     try:
         url = httpx.URL(text)
     except (httpx.InvalidURL, TypeError) as error:
@@ -58,11 +56,8 @@ def is_loopback(url: httpx.URL) -> bool:
 
 
 async def post_json(client: httpx.AsyncClient, url: httpx.URL, payload: dict, *, timeout: float, server: str) -> Any:
-    """Post `payload` and return the reply's JSON value, within `timeout` seconds. Cancelling it closes the connection.
-
-    A failure is a ToolError of the module's table. Its message names the server as `server`, and has no part of the
-    request: no API key, no address.
-    """
+    """Post `payload` and return the reply's JSON value, within `timeout` seconds. A failure is a ToolError of the
+    module's table; its message names the server as `server`, and has no part of the request: no key, no address."""
     try:
         body = await asyncio.wait_for(_post(client, url, payload, server), timeout)
     except asyncio.TimeoutError:
@@ -84,9 +79,8 @@ async def _post(client: httpx.AsyncClient, url: httpx.URL, payload: dict, server
     async with client.stream("POST", url, json=payload) as response:
         status = response.status_code
         if 300 <= status < 400:
-            raise ToolError(
-                f"{server} pointed elsewhere, which is not followed", kind="redirect", retry=False, own_fault=True
-            )
+            message = f"{server} pointed elsewhere, which is not followed"
+            raise ToolError(message, kind="redirect", retry=False, own_fault=True)
         if status != 200:
             passing = status in PASSING_STATUS or status >= 500
             message = f"{server} refused: HTTP status {status}"

@@ -48,9 +48,8 @@ def spaced(text: str, tokens: Iterable[str]) -> str:
 
 
 class ControlTokens:
-    """The texts that a tokenizer (of `transformers`) encodes as control tokens, such as an end of turn: `special` are
-    those that the tokenizer calls special, by their ids; `texts` also has added tokens that look like one, longer ones
-    first."""
+    """The texts that a tokenizer encodes as control tokens, such as an end of turn: `special` are those that it calls
+    special, by their ids; `texts` also has added tokens that look like one, longer ones first."""
 
     def __init__(self, tokenizer):
         added = tokenizer.added_tokens_decoder
@@ -60,11 +59,11 @@ class ControlTokens:
         self.texts = sorted({*self.special.values(), *marks}, key=len, reverse=True)
 
     def harmless(self, text: str) -> str:
-        """Return `clean(text)` without control tokens: `spaced` changes them."""
+        """Return `clean(text)` with `spaced` control tokens."""
         return spaced(clean(text), self.texts)
 
     def removed(self, text: str) -> str:
-        """Return a text without the tokens that the tokenizer calls special."""
+        """Return a text without special tokens."""
         for token in self.special.values():
             text = text.replace(token, "")
         return text

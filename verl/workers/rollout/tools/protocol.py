@@ -62,8 +62,8 @@ class Protocol:
         return stops_after(self.text_of(token_ids[-32:]), list(self.closing))
 
     def call(self, token_ids: Sequence[int]) -> tuple[str, str | None]:
-        """Return the first call in tokens that hold a closing tool tag: the tag, and the text between it and the last
-        opening tag before it, without outer white space; None for the text without an opening tag."""
+        """Return the first call in tokens with a closing tool tag: the tag, and the text since its last opening tag,
+        without outer white space; None for the text without an opening tag."""
         text = self.text_of(token_ids)
         tag = self._closed(text)
         before = text[: text.index(f"</{tag}>")]
@@ -71,8 +71,8 @@ class Protocol:
         return tag, None if opened < 0 else before[opened + len(tag) + 2 :].strip()
 
     def result_ids(self, text: str, max_tokens: int) -> list[int]:
-        """Return a tool's result as the model sees it, cut to `max_tokens` and made harmless; [] if not even the tags
-        and, of a text that is not empty, one token fit."""
+        """Return a tool's result as the model sees it, cut to `max_tokens` and made harmless; [] if not even the tags,
+        and one token of a text, fit."""
         text = self.harmless(text[: MAX_CHARS_PER_TOKEN * max(max_tokens, 0)]).strip()
         opening, closing = self._encode(" <result>\n"), self._encode("\n</result>")
         if len(opening) + len(closing) + bool(text) > max_tokens:

@@ -11,8 +11,8 @@ import importlib
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -64,21 +64,26 @@ class ToolsConfig:
     tool_instances: dict[str, Any] = Field(default_factory=dict)
 
     def __post_init__(self):
-        # null switches a tool off.
         present = {name: instance for name, instance in self.tool_instances.items() if instance is not None}
         object.__setattr__(self, "tool_instances", present)
         if self.fail_on_error:
             for name, instance in present.items():
                 cls, params = tool_class(name, instance)
-                try:
+                with _named(name):
                     cls.check(**params)
-                except ValueError as error:
-                    raise ValueError(f"{_SECTION}.tool_instances.{name}: {error}") from error
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Let a ValueError name an entry of tool_instances."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{_SECTION}.tool_instances.{name}: {error}") from error
 
 
 def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool] | type[ToolSet], dict[str, Any]]:
-    """Return the class and arguments of an entry of tool_instances; raise ValueError, which names the key, for
-    others."""
+    """Return the class and arguments of an entry of tool_instances; a ValueError names the wrong key."""
     key = f"{_SECTION}.tool_instances.{name}"
     unknown = sorted(set(instance) - {"class_path", "params"})
     if unknown or not instance.get("class_path"):
@@ -103,28 +108,23 @@ def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool] |
 
 def _made(name: str, instance: Mapping[str, Any]) -> BaseTool | ToolSet:
     cls, params = tool_class(name, instance)
-    try:
+    with _named(name):
         return cls(**params)
-    except ValueError as error:
-        raise ValueError(f"{_SECTION}.tool_instances.{name}: {error}") from error
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """The outcome of a call. `text` is for the model, also after a failure; `seconds` is the time of all attempts,
-    without the waits for a free place and between attempts; `restarts` counts lost connections that were opened anew;
-    `error` is the `kind` of a failure, `own_fault` whether the tool is at fault, and `ended_session` whether the call
-    has ended its session."""
+    """The outcome of a call."""
 
     tool: str
-    text: str
+    text: str  # for the model, also after a failure
     ok: bool
-    seconds: float
+    seconds: float  # of all attempts, without the waits for a free place and between attempts
     retries: int = 0
-    restarts: int = 0
+    restarts: int = 0  # number of lost connections that were opened anew
     cached: bool = False
-    error: str | None = None
-    own_fault: bool = False
+    error: str | None = None  # a failure's `kind`
+    own_fault: bool = False  # whether the tool is at fault
     ended_session: bool = False
 
 
@@ -146,6 +146,7 @@ class ToolBox:
             raise ValueError(f"{_SECTION}.tool_instances names no tool that can be loaded")
 
     def _load(self, name: str, instance: Mapping[str, Any]) -> None:
+        key = f"{_SECTION}.tool_instances.{name}"
         try:
             made = _made(name, instance)
         except Exception as error:
@@ -154,18 +155,16 @@ class ToolBox:
             logger.error(f"tool {name} is left out: {error}")
             return
         for tool in made.tools if isinstance(made, ToolSet) else [made]:
-            if tool.trigger_tag in RESERVED_TAGS:
-                raise ValueError(f"{_SECTION}.tool_instances.{name}: <{tool.trigger_tag}> belongs to the protocol")
-            if tool.trigger_tag in self.tools:
-                raise ValueError(
-                    f"{_SECTION}.tool_instances.{name}: a second tool for <{tool.trigger_tag}>; the tools of an MCP "
-                    "server get other tags by params.prefix"
-                )
+            tag = tool.trigger_tag
+            if tag in RESERVED_TAGS:
+                raise ValueError(f"{key}: <{tag}> belongs to the protocol")
+            if tag in self.tools:
+                raise ValueError(f"{key}: a second tool for <{tag}>; an MCP server's get other tags by params.prefix")
             if tool.calls_at_once is not None:
                 self._group_places.setdefault(tool.group, asyncio.Semaphore(tool.calls_at_once))
-            self.tools[tool.trigger_tag], self._threads[tool.trigger_tag] = tool, ToolThread(tool.name)
+            self.tools[tag], self._threads[tag] = tool, ToolThread(tool.name)
             if tool is made and runs_in_process(type(made), instance["class_path"]):
-                self._processes[tool.trigger_tag] = ToolProcess(tool.name, _made, (name, dict(instance)))
+                self._processes[tag] = ToolProcess(tool.name, _made, (name, dict(instance)))
 
     def selected_by(self, row: Mapping[str, Any]) -> list[str]:
         """Return the tags that a row selects by `extra_info.tool_selection` or a column `tools`, by default all."""
@@ -189,20 +188,19 @@ class ToolBox:
             raise ValueError(
                 f"actor_rollout_ref.rollout.tree={tree} makes a session's calls again for further branches, which may "
                 f"do harm: the server of {', '.join(once_only)} says neither readOnlyHint nor idempotentHint. Set "
-                "params.allow_repeated_calls=true if repeated calls do no harm, leave these tools out by params.tools, "
-                "set tree=plain, or, if the server has no state, params.session=shared"
+                "params.allow_repeated_calls=true if they do none, leave these tools out by params.tools, or set "
+                "tree=plain or, if the server has no state, params.session=shared"
             )
 
     async def start(self) -> None:
         """Check that every tool works; raise ValueError if not, or with `fail_on_error=false` log it."""
         for tool in self.tools.values():
             _, error, _ = await self._retried(partial(self._try_start, tool))
-            if error is None:
-                continue
             message = f"{_SECTION}.tool_instances.{tool.name}: its calls would fail: {error}"
-            if self.config.fail_on_error:
+            if error is not None and self.config.fail_on_error:
                 raise ValueError(message) from error
-            logger.error(message)
+            if error is not None:
+                logger.error(message)
 
     async def _try_start(self, tool: BaseTool) -> tuple[None, ToolError | None]:
         seconds = max(self.config.timeout, START_SECONDS)
@@ -216,7 +214,7 @@ class ToolBox:
         return None, None
 
     async def _retried(self, attempt: Callable[[], Awaitable[tuple[Any, ToolError | None]]]):
-        """Return the last attempt's value and error, and the number of retries, which `error.retry` allows."""
+        """Return the last attempt's value and error, and the number of retries, if the errors allow them."""
         wait = FIRST_WAIT
         for retries in range(self.config.retry_count + 1):
             value, error = await attempt()
@@ -277,25 +275,27 @@ class ToolBox:
             if not isinstance(output.text, str):
                 raise TypeError(f"{tool.name} returned {output.text!r:.200}, expected a text")
             return output, None
+        except ToolError as fault:
+            error = fault
+        except asyncio.TimeoutError:
+            # In a session the call may still take effect, and a second one would then be one too many.
+            retry, message = session is None, f"{tool.name} gave no answer in {timeout:g} seconds"
+            error = ToolError(message, kind="timeout", retry=retry, own_fault=True)
         except Exception as fault:
             kind = type(fault).__name__
             error = ToolError(f"{tool.name} failed: {kind}", kind=kind, retry=False, own_fault=True)
-            if isinstance(fault, asyncio.TimeoutError):
-                message = f"{tool.name} gave no answer in {timeout:g} seconds"
-                # In a session the call may still take effect, and a second one would then be one too many.
-                error = ToolError(message, kind="timeout", retry=session is None, own_fault=True)
-            elif isinstance(fault, ToolError):
-                error = fault
-            if (tool.name, error.kind) not in self._logged:
-                self._logged.add((tool.name, error.kind))
-                logger.warning(f"tool {tool.name} failed ({error.kind}); further ones are counted only", exc_info=fault)
-            return ToolOutput(f"Error: {error}"), error
+            error.__cause__ = fault
+        if (tool.name, error.kind) not in self._logged:
+            self._logged.add((tool.name, error.kind))
+            logger.warning(f"tool {tool.name} failed ({error.kind}); further ones are counted only", exc_info=error)
+        return ToolOutput(f"Error: {error}"), error
 
 
 def try_tools(config: ToolsConfig, tree: str | None = "plain") -> None:
-    """Build all tools, check that their calls will work, and close them; works inside and outside an event loop. Raise
-    ValueError, which names the key, if a tool does not work, or not with the run's tree: all but `plain` make a
-    session's calls again."""
+    """Build all tools, check that their calls will work, and close them; works inside and outside an event loop.
+
+    A ValueError names the key of a tool that does not work, or not with the run's tree (`ToolBox.check_tree`).
+    """
 
     async def start_and_close() -> None:
         tools = ToolBox(config)

@@ -1,8 +1,8 @@
 """Runs a tool's coroutines in an event loop of their own, or in a process, so that callers get an answer in time.
 
-`ToolThread`: a tool that blocks its event loop would stop all prompts of a rollout worker, and callers would wait
-forever for one that ignores its cancellation. `ToolProcess`: a tool whose `execute` never awaits computes or blocks. If
-it holds Python's lock (GIL), as a regular expression that backtracks does, no thread could end it; a process is killed.
+`ToolThread`: for tools that might block the rollout worker's event loop or ignore a cancellation. `ToolProcess`: for
+tools whose `execute` never awaits, so that it computes or blocks. If it holds Python's lock (GIL), as a regular
+expression that backtracks does, no thread could end it; a process is killed.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ CANCEL_SECONDS = 2.0
 
 
 class ToolThread:
-    """A thread with the event loop of one tool. It starts with the first call. If a call does not end after it was
-    cancelled, later calls run in a new thread."""
+    """A thread with the event loop of one tool, which starts with the first call. If a call does not end after its
+    cancellation, later calls run in a new thread."""
 
     def __init__(self, name: str):
         self.name = name
@@ -36,10 +36,8 @@ class ToolThread:
     async def run(self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
         """Call a function in the tool's thread, and return its coroutine's result; cancelling the caller cancels it.
 
-        Raises:
-            asyncio.TimeoutError: the coroutine did not end in `seconds`. It was cancelled, and may ignore that.
-            UserCodeExit: the coroutine raised an exception that is no `Exception`.
-            RuntimeError: the coroutine cancelled itself.
+        Raise asyncio.TimeoutError if the coroutine does not end in `seconds`; it is then cancelled, and may ignore
+        that. Raise UserCodeExit for an exception that is no `Exception`.
         """
         tasks: list[asyncio.Task | None] = []
         given_up = threading.Event()
@@ -97,17 +95,17 @@ def runs_in_process(cls: type, class_path: str) -> bool:
     `async with`, and a new process can import the class."""
     execute = inspect.unwrap(getattr(cls, "upstream", cls).execute)
     package = present_name(class_path).partition(".")[0]
-    found = any(finder.find_spec(package, None) for finder in sys.meta_path)
-    return found and not any(step.opname in AWAITS for step in dis.get_instructions(execute))
+    can_import = any(finder.find_spec(package, None) for finder in sys.meta_path)
+    return can_import and not any(step.opname in AWAITS for step in dis.get_instructions(execute))
 
 
 class ToolProcess:
-    """The methods `start`, `execute` and `close` of a tool, called in its process, one at a time. The function `make`
-    of a module makes the tool in the process from `options`."""
+    """The methods `start`, `execute` and `close` of a tool, called one at a time in a process, in which a function
+    `make` of a module makes the tool from `options`."""
 
     def __init__(self, name: str, make: Callable[..., Any], options: tuple):
         self.name, self._make, self._process = name, (make, options), None
-        self.one_call = asyncio.Lock()  # held by the tool box, so that the wait for another call takes no call's time
+        self.one_call = asyncio.Lock()  # held by the tool box: waiting for another call takes no call's time
 
     async def ready(self) -> None:
         """Start the process, if it does not run, and wait until the tool is made in it."""
@@ -121,19 +119,20 @@ class ToolProcess:
 
     async def start(self, *, timeout: float) -> None:
         await self.ready()
-        self._pipe.send(("start", (), {"timeout": timeout}))
-        await self._answer()
+        await self._request("start", timeout=timeout)
 
     async def execute(self, content: str, *, timeout: float) -> Any:
-        self._pipe.send(("execute", (content,), {"timeout": timeout}))
-        return await self._answer()
+        return await self._request("execute", content, timeout=timeout)
 
     async def close(self) -> None:
         if self._process is not None:
-            self._pipe.send(("close", (), {}))
-            await self._answer()
+            await self._request("close")
             self._process.kill()
             self._process.join()
+
+    async def _request(self, method: str, *args, **options) -> Any:
+        self._pipe.send((method, args, options))
+        return await self._answer()
 
     async def _answer(self) -> Any:
         """Return or raise the outcome of a request; kill the process if this is cancelled, as by a time limit."""
@@ -143,8 +142,8 @@ class ToolProcess:
             answered = True
         except (EOFError, OSError):
             process.join()
-            how = f"its process ended with exit code {process.exitcode}"
-            raise ToolError(f"{self.name} failed: {how}", kind="crash", retry=False, own_fault=True) from None
+            message = f"{self.name} failed: its process ended with exit code {process.exitcode}"
+            raise ToolError(message, kind="crash", retry=False, own_fault=True) from None
         finally:
             if not answered:
                 process.kill()
@@ -173,8 +172,7 @@ async def _outcome(tool: BaseTool, method: str, args: tuple, options: dict) -> t
         value = getattr(tool, method)(*args, **options)
         return (await value if inspect.isawaitable(value) else value), None
     except ToolError as error:
-        about = {"kind": error.kind, "retry": error.retry, "own_fault": error.own_fault}
-        return None, {"message": str(error), **about}
+        return None, {"message": str(error), "kind": error.kind, "retry": error.retry, "own_fault": error.own_fault}
     except BaseException as error:
         kind = type(error).__name__
         return None, {"message": f"{tool.name} failed: {kind}", "kind": kind, "retry": False, "own_fault": True}

@@ -5,14 +5,13 @@
         class_path: my_project.tools.CrawlTool
         params: {config: {type: native}, tool_schema: {type: function, function: {name: crawl, …}}}
 
-`FunctionTools` does the same for the functions of a Python file that upstream's `function_tool` registers.
-
-The tag is the function's name. The text between the tags is a JSON object of the arguments, or plain text if the
-function requires one argument, a string. A trajectory's calls are independent: each has its own instance
-(verl's `create`, `execute`, `release`). The tool's reward and metrics are not used.
+`FunctionTools` does the same for a Python file's functions with upstream's decorator `function_tool`. The tag is the
+function's name; function_calls.py says what the text between the tags may be. A trajectory's calls are independent:
+each has its own instance (verl's `create`, `execute`, `release`). The tool's reward and metrics are not used.
 """
 
-from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +35,12 @@ def adapted(upstream: Any) -> type[BaseTool] | None:
 
 
 class _FunctionWithSchema(BaseTool):
-    """The common part of verl's tools and functions, which have a schema in OpenAI's format."""
+    """A function with a schema in OpenAI's format; `respond` runs a call with its arguments as upstream does."""
 
     argument = None
 
-    def __init__(self, tool_schema: OpenAIFunctionToolSchema):
-        self._tool_schema, function = tool_schema, tool_schema.function
+    def __init__(self, tool_schema: OpenAIFunctionToolSchema, respond: Callable[[dict], Awaitable[ToolResponse]]):
+        self._tool_schema, self._respond, function = tool_schema, respond, tool_schema.function
         self.name = self.trigger_tag = function.name
         self.schema = function.parameters.model_dump(exclude_none=True)
         self.description = describe_function(function.description, self.schema)
@@ -50,14 +49,10 @@ class _FunctionWithSchema(BaseTool):
         """Return the schema as upstream gives it to a chat template."""
         return self._tool_schema.model_dump(exclude_unset=True, exclude_none=True)
 
-    @abstractmethod
-    async def _response(self, arguments: dict[str, Any]) -> ToolResponse:
-        """Run one call as upstream does."""
-
     async def execute(self, content: str, *, timeout: float) -> str:
         arguments = call_arguments(self.schema, content)
         try:
-            response = await self._response(arguments)
+            response = await self._respond(arguments)
         except Exception as error:
             message = f"{self.name} failed: {one_line(str(error), MAX_MESSAGE_CHARS) or type(error).__name__}"
             raise ToolError(message, kind=type(error).__name__, retry=False, own_fault=True) from error
@@ -67,26 +62,19 @@ class _FunctionWithSchema(BaseTool):
 
 
 class UpstreamTool(_FunctionWithSchema):
-    """One of verl's tools as one of ours.
-
-    `config` is the config of verl's tool class; `tool_schema` is the function in OpenAI's format, None if the class
-    creates it."""
+    """One of verl's tools as one of ours; without `tool_schema`, its class makes the schema."""
 
     upstream: type[UpstreamBaseTool]
 
     def __init__(self, *, config: dict | None = None, tool_schema: dict | None = None):
         self.tool = self.upstream(_plain(config) or {}, _schema_of(tool_schema))
-        super().__init__(self.tool.tool_schema)
+        super().__init__(self.tool.tool_schema, self._response)
 
     @classmethod
     def check(cls, *, config: dict | None = None, tool_schema: dict | None = None) -> None:
         makes_none = cls.upstream.get_openai_tool_schema is UpstreamBaseTool.get_openai_tool_schema
         if _schema_of(tool_schema) is None and makes_none:
             raise ValueError(f"params.tool_schema is missing, and {cls.upstream.__name__} makes none itself")
-
-    @classmethod
-    def tags(cls, **params) -> list[str]:
-        return [cls(**params).trigger_tag]
 
     async def _response(self, arguments: dict[str, Any]) -> ToolResponse:
         instance, _ = await self.tool.create(create_kwargs={})
@@ -98,10 +86,7 @@ class UpstreamTool(_FunctionWithSchema):
 
 
 class FunctionTools(ToolSet):
-    """The tools of a Python file, functions with verl's decorator `function_tool`.
-
-    `path` is the file's path, as in `actor_rollout_ref.rollout.multi_turn.function_tool_path`.
-    """
+    """The tools of a Python file, functions with verl's decorator `function_tool`."""
 
     def __init__(self, path: str):
         self.check(path)
@@ -111,28 +96,17 @@ class FunctionTools(ToolSet):
             raise ValueError(f"{path} does not load: {type(error).__name__}: {error}") from error
         if not functions:
             raise ValueError(f"{path} has no function with the decorator verl.tools.function_tool.function_tool")
-        self.tools = [UpstreamFunction(function) for function in functions]
+        self.tools = [_FunctionWithSchema(each.tool_schema, partial(_response_of, each)) for each in functions]
 
     @classmethod
     def check(cls, path: str) -> None:
         if not Path(path).is_file():
             raise ValueError(f"there is no file {path}")
 
-    @classmethod
-    def tags(cls, path: str) -> list[str]:
-        return [tool.trigger_tag for tool in cls(path).tools]
 
-
-class UpstreamFunction(_FunctionWithSchema):
-    """A function with verl's decorator `function_tool` as one of our tools."""
-
-    def __init__(self, function: FunctionTool):
-        super().__init__(function.tool_schema)
-        self._function = function
-
-    async def _response(self, arguments: dict[str, Any]) -> ToolResponse:
-        response, _, _ = normalize_function_tool_return(await self._function.call(arguments))
-        return response
+async def _response_of(function: FunctionTool, arguments: dict[str, Any]) -> ToolResponse:
+    response, _, _ = normalize_function_tool_return(await function.call(arguments))
+    return response
 
 
 def _plain(values):

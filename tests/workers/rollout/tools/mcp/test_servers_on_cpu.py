@@ -5,32 +5,29 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.workers.rollout.tools.mcp.test_tool_on_cpu import CLASS, box, call, config, http_server
+from tests.workers.rollout.tools.mcp.test_tool_on_cpu import CLASS, COMMAND, box, call, calls, config, http_server
 from verl.evaluation.model.server import free_port
 from verl.utils.fault_reports import RunError
 from verl.workers.rollout.stateful import InstanceKeys, InstancePool
-from verl.workers.rollout.tools.sessions import ToolSessions
+from verl.workers.rollout.tools.environment import ToolSessions
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, try_tools
 
 pytestmark = pytest.mark.slow
 
-FOLDER = Path(__file__).parent
-ODD = FOLDER / "odd_server.py"
-COMMAND = [sys.executable, str(ODD)]
-RAW = [sys.executable, str(FOLDER / "raw_server.py")]
-STATE = ["add", "total"]
+RAW = [sys.executable, str(Path(__file__).with_name("raw_server.py"))]
+STATE = ["count", "total"]
 
 
 @contextlib.contextmanager
 def over_http() -> Iterator[dict]:
     """Parameters of a server that answers over HTTP."""
     port = free_port()
-    with http_server(port, script=ODD):
+    with http_server(port):
         yield {"url": f"http://127.0.0.1:{port}/mcp"}
 
 
@@ -46,6 +43,17 @@ def server(request) -> Iterator[dict]:
 # ---- sessions ----
 
 
+@contextlib.asynccontextmanager
+async def sessions_of(params: dict, max_instances: int = 64) -> AsyncIterator[ToolSessions]:
+    made = ToolBox(config(params))
+    sessions = ToolSessions(made, InstancePool(InstanceKeys(max_instances=max_instances)))
+    try:
+        yield sessions
+    finally:
+        await sessions.close()
+        await made.close()
+
+
 async def answers(sessions: ToolSessions, *calls: tuple[str, str]) -> list[str]:
     """The texts of a trajectory's calls, each a tag and a text."""
     states, texts = None, []
@@ -56,16 +64,11 @@ async def answers(sessions: ToolSessions, *calls: tuple[str, str]) -> list[str]:
 
 
 def test_each_trajectory_has_a_connection_that_all_tools_of_the_server_share(server):
-    calls = [("add", '{"number": 2}'), ("add", '{"number": 3}'), ("total", "")]
+    made = [("count", '{"number": 2}'), ("count", '{"number": 3}'), ("total", "")]
 
     async def two_trajectories(**params):
-        made = ToolBox(config(server | {"tools": STATE} | params))
-        sessions = ToolSessions(made, InstancePool(InstanceKeys()))
-        try:
-            return await asyncio.gather(answers(sessions, *calls), answers(sessions, *calls))
-        finally:
-            await sessions.close()
-            await made.close()
+        async with sessions_of(server | {"tools": STATE} | params) as sessions:
+            return await asyncio.gather(answers(sessions, *made), answers(sessions, *made))
 
     assert asyncio.run(two_trajectories(session="trajectory")) == [["2", "5", "5"]] * 2
     shared = asyncio.run(two_trajectories())
@@ -74,21 +77,17 @@ def test_each_trajectory_has_a_connection_that_all_tools_of_the_server_share(ser
 
 @pytest.mark.parametrize("max_instances", [1, 64])
 async def test_a_branch_gets_a_new_connection_in_which_the_calls_are_made_again(max_instances):
-    made = ToolBox(config({"command": COMMAND, "tools": ["search"], "session": "trajectory"}))
-    sessions = ToolSessions(made, InstancePool(InstanceKeys(max_instances=max_instances)))
-    try:
-        _, states = await sessions.call(None, "search", "a")
-        branches = [await sessions.call(states, "search", query) for query in "bcd"]
-        texts = [(await sessions.call(after, "search", "e"))[0].text for _, after in branches]
-    finally:
-        await sessions.close()
-        await made.close()
+    params = {"command": COMMAND, "tools": ["remember"], "session": "trajectory"}
+    async with sessions_of(params, max_instances) as sessions:
+        _, states = await sessions.call(None, "remember", "a")
+        branches = [await sessions.call(states, "remember", query) for query in "bcd"]
+        texts = [(await sessions.call(after, "remember", "e"))[0].text for _, after in branches]
     assert [call.text for call, _ in branches] == ["a b", "a c", "a d"] and texts == ["a b e", "a c e", "a d e"]
     assert sessions.metrics()["environment/replays"] >= 2
 
 
 def test_a_tree_that_repeats_calls_needs_the_servers_word_or_the_users():
-    once = {"command": COMMAND, "session": "trajectory", "tools": ["add", "wait"]}
+    once = {"command": COMMAND, "session": "trajectory", "tools": ["count", "wait"]}
     with pytest.raises(ValueError, match="rollout.tree=arpo .* server of wait says .*params.allow_repeated_calls=true"):
         try_tools(config(once), "arpo")
     for params, tree in (
@@ -101,30 +100,20 @@ def test_a_tree_that_repeats_calls_needs_the_servers_word_or_the_users():
 
 
 async def test_a_session_without_its_place_is_not_brought_back_by_calls_that_must_be_made_once():
-    made = ToolBox(config({"command": COMMAND, "session": "trajectory"}))
-    sessions = ToolSessions(made, InstancePool(InstanceKeys(max_instances=1)))
-    try:
+    async with sessions_of({"command": COMMAND, "session": "trajectory"}, max_instances=1) as sessions:
         _, states = await sessions.call(None, "wait", "0")
         _, states = await sessions.call(states, "total", "")
         await sessions.call(None, "total", "")
         with pytest.raises(RunError, match="wait had been called was closed .* raise environment.max_instances=1 "):
             await sessions.call(states, "total", "")
-    finally:
-        await sessions.close()
-        await made.close()
 
 
 async def test_a_session_that_has_ended_is_not_replaced_by_an_empty_one():
-    made = ToolBox(config({"command": RAW, "session": "trajectory"}))
-    sessions = ToolSessions(made, InstancePool(InstanceKeys()))
-    try:
+    async with sessions_of({"command": RAW, "session": "trajectory"}) as sessions:
         _, states = await sessions.call(None, "measure", "")
         ended, states = await sessions.call(states, "fail", '{"seconds": 0}')
         after, _ = await sessions.call(states, "measure", "")
         other, _ = await sessions.call(None, "measure", "")
-    finally:
-        await sessions.close()
-        await made.close()
     assert (ended.error, ended.retries) == ("cut_off", 0)
     assert after.text == "Error: measure: the session has ended, and what its calls left behind is lost"
     assert after.own_fault and other.text == "3 meters"
@@ -133,27 +122,21 @@ async def test_a_session_that_has_ended_is_not_replaced_by_an_empty_one():
 # ---- limits ----
 
 
-async def test_a_call_that_waits_for_its_connection_takes_no_time():
+def test_a_call_that_waits_for_its_connection_takes_no_time():
     """The server takes 8 seconds for 16 calls."""
-    made = ToolBox(config({"command": RAW, "request_timeout": 3}, timeout=4))
-    try:
-        outcomes = await asyncio.gather(*(made.call("wait", '{"seconds": 0.5}') for _ in range(16)))
-    finally:
-        await made.close()
+    with box({"command": RAW, "request_timeout": 3}, timeout=4) as made:
+        outcomes = calls(made, *['{"seconds": 0.5}'] * 16, tag="wait")
     assert [(outcome.ok, outcome.retries, outcome.restarts) for outcome in outcomes] == [(True, 0, 0)] * 16
     assert all(outcome.seconds < 2 for outcome in outcomes)
 
 
-async def test_an_address_has_more_calls_at_once_and_the_config_sets_their_number():
+def test_an_address_has_more_calls_at_once_and_the_config_sets_their_number():
     with over_http() as params:
         for server in (params, {"command": COMMAND, "calls_at_once": 8}):
-            made = ToolBox(config(server))
-            try:
+            with box(server) as made:
                 started = time.monotonic()
-                await asyncio.gather(*(made.call("wait", '{"seconds": 1}') for _ in range(8)))
+                calls(made, *['{"seconds": 1}'] * 8, tag="wait")
                 assert time.monotonic() - started < 4
-            finally:
-                await made.close()
 
 
 # ---- what the model reads ----

@@ -17,13 +17,11 @@ from verl.workers.rollout.tools.python.cell import run, unwrapped
         ("\n```python\nx = 1\n\ny = 2\n```\n\n", "x = 1\n\ny = 2"),
         ("```py\nx = 1", "x = 1"),  # not closed
         ("  ```python\n  x = 1\n  ```", "x = 1"),
-        ("    x = 1\n    if x:\n        y = 2\n", "x = 1\nif x:\n    y = 2\n"),
-        ("\tx = 1\n\ty = 2", "x = 1\ny = 2"),
+        ("\tx = 1\n\tif x:\n\t\ty = 2\n", "x = 1\nif x:\n\ty = 2\n"),
         ("\n\n  x = 1\n\n  y = 2\n", "\n\nx = 1\n\ny = 2\n"),
         ("x = '''\n```\n'''", "x = '''\n```\n'''"),
         ("~~~5", "~~~5"),
         ("```", ""),
-        ("", ""),
     ],
 )
 def test_fences_and_indentation(code, expected):
@@ -34,7 +32,6 @@ def test_fences_and_indentation(code, expected):
     "code, printed",
     [
         ("1;", "1\n"),
-        ("1\n2", "2\n"),
         ("print(1),", "1\n(None,)\n"),
         ("(1 +\n2)  # three", "3\n"),
         ("if True:\n    1", ""),
@@ -43,8 +40,7 @@ def test_fences_and_indentation(code, expected):
         ("from __future__ import annotations\nx: y = 1\nx", "1\n"),
         ("try:\n  1/0\nexcept ZeroDivisionError:\n  2\n3", "3\n"),
         ("'''\n1'''", "'\\n1'\n"),
-        ("    x = 6\n    x * 7", "42\n"),
-        ("```python\nprint(6 * 7)\n```", "42\n"),
+        ("```python\n    x = 6\n    x * 7\n```", "42\n"),
         ("class A:\n  def f(self): return __name__\nA().f()", "'__main__'\n"),
         ("raise SystemExit", ""),
     ],
@@ -59,7 +55,6 @@ def test_values_of_last_expressions_are_printed(code, printed):
 @pytest.mark.parametrize(
     "code, line, error",
     [
-        ("x = 0\n\n1 / x", 3, "ZeroDivisionError"),
         ("def f():\n  1 / 0\nf()\n2", 2, "ZeroDivisionError"),
         ("x = 1\ny = )", 2, "SyntaxError"),
         ("return 1", 1, "SyntaxError"),

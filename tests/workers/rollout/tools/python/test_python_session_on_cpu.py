@@ -1,6 +1,7 @@
 """Sessions of the Python tool: what lives on, what ends them, and trees of cells against straight runs."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import psutil
@@ -8,24 +9,27 @@ import pytest
 
 from tests.workers.rollout.tools.python.test_python_tool_on_cpu import SLOW, told
 from verl.workers.rollout.stateful import InstanceKeys, InstancePool
+from verl.workers.rollout.tools.environment import ToolSessions
 from verl.workers.rollout.tools.python.session import NEW_SESSION
 from verl.workers.rollout.tools.python.tool import PythonTool
-from verl.workers.rollout.tools.sessions import ToolSessions
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
 
 LIMITS = {"memory_mb": 256, "max_file_mb": 16, "cpu_seconds": 1, "num_workers": 2}
 
 
-async def run_cells(cells, timeouts=None, **params):
-    """Return what the cells of one session told: (text, kind of error or None)."""
-    timeouts = timeouts or [SLOW] * len(cells)
+@contextlib.asynccontextmanager
+async def session_tool(**params):
     tool = PythonTool(session=True, **{**LIMITS, **params})
-    session = tool.new_session()
     try:
-        return [await told(session, cell, timeout) for cell, timeout in zip(cells, timeouts, strict=True)]
+        yield tool
     finally:
-        await session.close()
         await tool.close()
+
+
+async def run_cells(cells, timeouts, **params):
+    """Return what the cells of one session told: (text, kind of error or None)."""
+    async with session_tool(**params) as tool, contextlib.aclosing(tool.new_session()) as session:
+        return [await told(session, cell, timeout) for cell, timeout in zip(cells, timeouts, strict=True)]
 
 
 def descendants():
@@ -33,7 +37,7 @@ def descendants():
 
 
 def outputs(*cells, **params):
-    texts = asyncio.run(run_cells(cells, **params))
+    texts = asyncio.run(run_cells(cells, [SLOW] * len(cells), **params))
     assert [kind for _, kind in texts] == [None] * len(cells), texts
     return [text for text, _ in texts]
 
@@ -103,46 +107,39 @@ def test_cpu_time_is_limited_by_cell():
 
 def test_an_idle_session_holds_no_place():
     async def run():
-        tool = PythonTool(session=True, **{**LIMITS, "num_workers": 1})
-        sessions = [tool.new_session() for _ in range(4)]
-        for turn in range(2):
-            texts = await asyncio.gather(*(told(session, f"x = {i}\nx") for i, session in enumerate(sessions)))
-            assert texts == [(f"{i}\n", None) for i in range(4)], turn
-        hog = asyncio.ensure_future(told(sessions[0], "import time; time.sleep(60)", 2))
-        await asyncio.sleep(0.3)
-        _, busy = await told(sessions[1], "x", 2)
-        await hog
-        after = await told(sessions[1], "x")
-        await tool.close()
-        return busy, after
+        async with session_tool(num_workers=1) as tool:
+            sessions = [tool.new_session() for _ in range(4)]
+            for turn in range(2):
+                texts = await asyncio.gather(*(told(session, f"x = {i}\nx") for i, session in enumerate(sessions)))
+                assert texts == [(f"{i}\n", None) for i in range(4)], turn
+            hog = asyncio.ensure_future(told(sessions[0], "import time; time.sleep(60)", 2))
+            await asyncio.sleep(0.3)
+            _, busy = await told(sessions[1], "x", 2)
+            await hog
+            return busy, await told(sessions[1], "x")
 
     assert asyncio.run(run()) == ("busy", ("1\n", None))
 
 
 def test_more_sessions_than_a_cell_may_have_files():
     async def run():
-        tool = PythonTool(session=True, preload=[], **LIMITS)
-        sessions = [tool.new_session() for _ in range(80)]
-        for i, session in enumerate(sessions):
-            assert await told(session, f"x = {i}") == ("", None)
-        texts = [await told(session, "x") for session in sessions]
-        await asyncio.gather(*(session.close() for session in sessions))
-        await tool.close()
-        return texts
+        async with session_tool(preload=[]) as tool:
+            sessions = [tool.new_session() for _ in range(80)]
+            for i, session in enumerate(sessions):
+                assert await told(session, f"x = {i}") == ("", None)
+            texts = [await told(session, "x") for session in sessions]
+            await asyncio.gather(*(session.close() for session in sessions))
+            return texts
 
     assert asyncio.run(run()) == [(f"{i}\n", None) for i in range(80)]
-
-
-def box(timeout=SLOW, **params):
-    entry = {"class_path": "verl.workers.rollout.tools.python.tool.PythonTool"}
-    entry["params"] = {**LIMITS, "session": True, **params}
-    return ToolBox(ToolsConfig(tool_instances={"python": entry}, timeout=timeout))
 
 
 @pytest.mark.parametrize("whom, when", [("session", "idle"), ("server", "idle"), ("server", "in a call")])
 def test_a_session_whose_process_is_killed_is_brought_back(whom, when):
     async def run():
-        tools = box()
+        params = LIMITS | {"session": True}
+        entry = {"class_path": "verl.workers.rollout.tools.python.tool.PythonTool", "params": params}
+        tools = ToolBox(ToolsConfig(tool_instances={"python": entry}, timeout=SLOW))
         sessions = ToolSessions(tools, InstancePool(InstanceKeys()))
         call, states = await sessions.call(None, "python", "import os\nx = 41\nos.getpid()")
         process = psutil.Process(int(call.text))
@@ -193,7 +190,8 @@ def test_the_model_reads_that_names_live_on_and_the_trial_runs():
 
     async def run():
         await tool.start(timeout=60)
-        assert await tool.execute("'alone'", timeout=SLOW) == "'alone'\n"
+        text = await tool.execute("'alone'", timeout=SLOW)
         await tool.close()
+        return text
 
-    asyncio.run(run())
+    assert asyncio.run(run()) == "'alone'\n"

@@ -64,9 +64,8 @@ def test_threads_of_one_process(tmp_path):
 def test_killed_writers_lose_at_most_the_entry_in_flight(tmp_path):
     path, logs = tmp_path / "cache.sqlite", [tmp_path / f"log{w}" for w in range(N_WRITERS)]
     writers = [subprocess.Popen([sys.executable, "-S", "-c", WRITER, path, str(w), log]) for w, log in enumerate(logs)]
-    total = lambda: sum(log.stat().st_size for log in logs if log.exists())  # noqa: E731
     end = time.monotonic() + 300
-    while total() < N_WRITERS * PUTS_EACH // 2:
+    while sum(log.stat().st_size for log in logs if log.exists()) < N_WRITERS * PUTS_EACH // 2:
         assert time.monotonic() < end, "the writers are too slow"
         time.sleep(0.005)
     random.Random(0).shuffle(writers)
@@ -78,9 +77,7 @@ def test_killed_writers_lose_at_most_the_entry_in_flight(tmp_path):
     cache = SearchCache(path)  # looks the whole file through
     for w, n_done in enumerate(done):
         assert all(cache.get(f"{w} {i}") == f"{w} {i} " * 100 for i in range(n_done)), f"writer {w} lost entries"
-    not_acknowledged = n_entries(cache) - sum(done)
-    print(f"{sum(done)} of {N_WRITERS * PUTS_EACH} puts had returned, 0 lost; {not_acknowledged} more were on disk")
-    assert 0 <= not_acknowledged <= N_WRITERS
+    assert 0 <= n_entries(cache) - sum(done) <= N_WRITERS
     cache.put("life goes", "on")
     assert cache.get("life goes") == "on"
 
@@ -95,41 +92,23 @@ def test_the_oldest_go_when_the_cache_is_full(tmp_path):
     assert 0.4 * limit < 4000 * len(kept) <= limit
     assert path.stat().st_size < 1.3 * limit
     assert n_entries(cache) == len(kept)
-    smaller = SearchCache(path, size_mb=0.4)
-    smaller.put("new", "text")
-    assert 0 < 4000 * n_entries(smaller) <= 400_000 and smaller.get("new") == "text"
 
 
-@pytest.mark.parametrize("damage", ["noise", "text", "JSON", "cut", "hole"])
-def test_a_damaged_file_is_named_and_left_alone(tmp_path, damage):
+def test_damaged_files_and_those_of_others_are_named_and_left_alone(tmp_path):
     path = tmp_path / "cache.sqlite"
     cache = SearchCache(path)
     for i in range(300):
         cache.put(f"{i}", "x" * 1000)
     cache.close()
-    whole = path.read_bytes()
-    hole = whole[: len(whole) // 2] + random.Random(0).randbytes(20_000) + whole[len(whole) // 2 + 20_000 :]
-    broken = {
-        "noise": random.Random(1).randbytes(9000),
-        "text": b"{}" * 999,
-        "JSON": b'{"otter": "1."}',
-        "cut": whole[: len(whole) // 2],
-    }
-    broken = (broken | {"hole": hole})[damage]
-    path.write_bytes(broken)
-    with pytest.raises(ValueError, match="cache.sqlite.*move it away"):
-        SearchCache(path)
-    assert path.read_bytes() == broken
-
-
-def test_another_programs_database_is_left_alone(tmp_path):
-    path = tmp_path / "mlflow.db"
-    with sqlite3.connect(path) as other:
+    whole, half, noise = path.read_bytes(), path.stat().st_size // 2, random.Random(1).randbytes(20_000)
+    with sqlite3.connect(tmp_path / "mlflow.db") as other:
         other.execute("CREATE TABLE runs (id)")
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match="mlflow.db.*something else"):
-        SearchCache(path)
-    assert path.read_bytes() == before
+    hole = whole[:half] + noise + whole[half + len(noise) :]
+    for content in (noise, b'{"otter": "1."}', whole[:half], hole, (tmp_path / "mlflow.db").read_bytes()):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="cache.sqlite.*move it away"):
+            SearchCache(path)
+        assert path.read_bytes() == content
 
 
 def test_files_that_cannot_be_opened(tmp_path):
@@ -145,7 +124,7 @@ FOLDER = f"verl_search_cache_{os.getuid()}"
 # a process that opens the cache as the tool does, without `import verl`, which takes seconds
 PROCESS = f"""
 import runpy, sys
-folder = runpy.run_path({search_cache.__file__!r})["node_folder"]("search_cache")
+folder = runpy.run_path({search_cache.__file__!r})["node_folder"]()
 cache = runpy.run_path({search_cache.__file__!r})["SearchCache"](folder / "search_cache.sqlite")
 cache.put(sys.argv[1], "kept by " + sys.argv[1])
 """
@@ -162,38 +141,36 @@ def temporary(tmp_path, monkeypatch):
 def test_the_folder_is_made_for_its_user_only(temporary):
     before = os.umask(0)  # the widest
     try:
-        folder = node_folder("search_cache")
+        folder = node_folder()
     finally:
         os.umask(before)
     assert folder == temporary / FOLDER and stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert node_folder("search_cache") == folder
+    assert node_folder() == folder
 
 
 def test_a_folder_that_others_could_have_filled_is_refused(temporary, monkeypatch):
     (temporary / FOLDER).mkdir()
     (temporary / FOLDER).chmod(0o770)
     with pytest.raises(ValueError, match="open to other users.*chmod 700"):
-        node_folder("search_cache")
+        node_folder()
     (temporary / FOLDER).chmod(0o700)
-    node_folder("search_cache")
+    node_folder()
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     (temporary / f"verl_search_cache_{owner + 1}").mkdir(mode=0o700)
     with pytest.raises(ValueError, match=f"not yours but user {owner}'s"):
-        node_folder("search_cache")
+        node_folder()
 
 
 def test_links_and_files_are_refused(temporary):
     (temporary / "mine").mkdir(mode=0o700)
     (temporary / FOLDER).symlink_to(temporary / "mine")
-    with pytest.raises(ValueError, match="is a link or a file"):
-        node_folder("search_cache")
-    with pytest.raises(ValueError, match="cache_file=node_local: .* is a link"):
+    with pytest.raises(ValueError, match="cache_file=node_local: .* is a link or a file"):
         LocalSearchTool(url="http://127.0.0.1:9", cache_file="node_local")
     (temporary / FOLDER).unlink()
     (temporary / FOLDER).write_text("")
     with pytest.raises(ValueError, match="is a link or a file"):
-        node_folder("search_cache")
+        node_folder()
 
 
 def test_the_processes_of_a_node_share_the_cache(temporary):

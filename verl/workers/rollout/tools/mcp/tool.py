@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -39,8 +38,15 @@ from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolSession, ToolSet
 from verl.workers.rollout.tools.function_calls import MAX_DESCRIPTION_CHARS, call_arguments, describe_function
 from verl.workers.rollout.tools.http_json import checked_url, is_loopback
-from verl.workers.rollout.tools.mcp.session import ConnectionLost, McpConnection, McpServer, OpeningError, reason_of
-from verl.workers.rollout.tools.mcp.transports import http_transport, stdio_transport
+from verl.workers.rollout.tools.mcp.connections import (
+    ConnectionLost,
+    McpConnection,
+    McpServer,
+    OpeningError,
+    http_transport,
+    reason_of,
+    stdio_transport,
+)
 from verl.workers.rollout.tools.plain_text import one_line
 
 Texts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
@@ -87,10 +93,7 @@ class MCPKeys:
             raise ValueError(f"command or url: expected one of them, got {self.command} and {self.url}")
         if self.command is not None and shutil.which(self.command[0]) is None:
             raise ValueError(f"command: there is no program {self.command[0]}")
-        self._check_variables()
-
-    def _check_variables(self) -> None:
-        """Check the environment variables and who is sent them. No message has a variable's value."""
+        # No message has a variable's value.
         secrets = {"api_key_env": [self.api_key_env] * bool(self.api_key_env), "headers_env": self.headers_env.values()}
         for key, names in {"pass_env": self.pass_env, **secrets}.items():
             for name in names:
@@ -115,15 +118,12 @@ class MCPKeys:
         headers = {name: os.environ[variable] for name, variable in self.headers_env.items()}
         return headers | ({"Authorization": f"Bearer {os.environ[self.api_key_env]}"} if self.api_key_env else {})
 
-    def max_calls(self) -> int:
-        return self.calls_at_once or CALLS_AT_ONCE["http" if self.command is None else "stdio"]
-
 
 class MCPTool(ToolSet):
-    """The tools of an MCP server; `params` are the keys of `MCPKeys`. Raise ValueError if it does not work."""
+    """The tools of an MCP server; `params` are the keys of `MCPKeys`."""
 
     def __init__(self, **params: Any):
-        keys = _keys(params)
+        keys = read_keys(MCPKeys, params, "params")
         if keys.url is None:
             shown, connect = keys.command[0], partial(stdio_transport, keys.command, keys.pass_env)
         else:
@@ -137,40 +137,27 @@ class MCPTool(ToolSet):
             names = ", ".join(sorted(offered)) or "no tools"
             raise ValueError(f"tools: the MCP server {shown} offers {names}, got {', '.join(unknown) or 'null'}")
         if keys.session == "trajectory":
-            result_in_thread(server.run(connection.end()))
+            result_in_thread(connection.close())
         chosen = keys.tools or list(offered)
         group = _tag_of(chosen[0], keys.prefix)
         self.tools = [MCPFunction(connection, offered[name], keys, group) for name in chosen]
 
     @classmethod
     def check(cls, **params: Any) -> None:
-        """Raise ValueError if parameters do not fit together, or if the program or a variable does not exist."""
-        _keys(params)
+        read_keys(MCPKeys, params, "params")
 
     @classmethod
     def tags(cls, **params: Any) -> list[str]:
         """Return the tags; without `tools`, start or reach the server and ask it for them."""
-        keys = _keys(params)
-        if keys.tools:
+        if (keys := read_keys(MCPKeys, params, "params")).tools:
             return [_tag_of(name, keys.prefix) for name in keys.tools]
         made = cls(**params)
         result_in_thread(made.tools[0].close())
         return [tool.trigger_tag for tool in made.tools]
 
 
-class MCPSession(ToolSession):
-    """A trajectory's own connection to a server, with all of the server's tools."""
-
-    def __init__(self, server: McpServer):
-        self.connection = McpConnection(server, reopens=False)
-
-    async def close(self) -> None:
-        await self.connection.server.run(self.connection.end())
-
-
 class MCPFunction(BaseTool):
-    """One tool of an MCP server, with the tag of the first one as `group`. The connection is for all calls, or with
-    `session: trajectory` only for the trial."""
+    """One tool of an MCP server; with `session: trajectory` the connection is only for the trial."""
 
     argument = None
 
@@ -183,9 +170,9 @@ class MCPFunction(BaseTool):
         hints = tool.annotations
         says_so = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
         self.may_repeat = says_so or keys.allow_repeated_calls or not self.has_session
-        self.calls_at_once = keys.max_calls()
+        self.calls_at_once = keys.calls_at_once or CALLS_AT_ONCE["http" if keys.command is None else "stdio"]
         self.group, self._request_timeout = group, keys.request_timeout
-        self._connection, self._server, self._tool = connection, connection.server, tool
+        self._connection, self._server, self._tool_name = connection, connection.server, tool.name
 
     async def start(self, *, timeout: float) -> None:
         try:
@@ -194,21 +181,18 @@ class MCPFunction(BaseTool):
             raise ToolError(str(error), kind="unreachable", retry=True) from error
 
     async def execute(self, content: str, *, timeout: float) -> str:
-        return await self._execute(self._connection, content, timeout)
+        return await self.execute_in(self._connection, content, timeout=timeout)
 
-    def new_session(self) -> MCPSession:
-        return MCPSession(self._server)
+    def new_session(self) -> McpConnection:
+        return McpConnection(self._server, reopens=False)
 
     async def execute_in(self, session: ToolSession, content: str, *, timeout: float) -> str:
-        assert isinstance(session, MCPSession)
-        return await self._execute(session.connection, content, timeout)
+        assert isinstance(session, McpConnection)
+        arguments = call_arguments(self.schema, content)
+        return await self._server.run(self._call(session, arguments, min(timeout, self._request_timeout)))
 
     async def close(self) -> None:
         await self._server.stop()
-
-    async def _execute(self, connection: McpConnection, content: str, timeout: float) -> str:
-        arguments = call_arguments(self._tool.input_schema, content)
-        return await self._server.run(self._call(connection, arguments, min(timeout, self._request_timeout)))
 
     async def _call(self, connection: McpConnection, arguments: dict, seconds: float) -> str:
         """Call the tool and return its text; it runs in the server's thread."""
@@ -217,7 +201,7 @@ class MCPFunction(BaseTool):
         try:
             client = await connection.client()
             self.restarts += connection.new_restarts()
-            result = await asyncio.wait_for(client.call_tool(self._tool.name, arguments), seconds)
+            result = await asyncio.wait_for(client.call_tool(self._tool_name, arguments), seconds)
         except ConnectionLost:
             message = f"{self.name}: the session has ended, and what its calls left behind is lost"
             raise ToolError(message, kind="session_lost", retry=False, own_fault=True) from None
@@ -232,8 +216,7 @@ class MCPFunction(BaseTool):
             raise
         except MCPError as error:
             raise self._protocol_error(connection, error) from error
-        except (ValueError, RuntimeError) as error:
-            # A result that is none.
+        except (ValueError, RuntimeError) as error:  # a result of another form
             message = f"{self.name} sent an unreadable reply"
             raise ToolError(message, kind="bad_reply", retry=False, own_fault=True) from error
         connection.note_answer()
@@ -276,10 +259,6 @@ def result_text(result: CallToolResult) -> str:
     return "\n".join(texts)
 
 
-def _keys(params: Mapping[str, Any]) -> MCPKeys:
-    return read_keys(MCPKeys, params, "params")
-
-
 def _tag_of(name: str, prefix: str) -> str:
     """Return the tag of a tool's name, which may have dots and slashes."""
     return re.sub(r"[^\w-]", "_", f"{prefix}_{name}" if prefix else name)
@@ -290,8 +269,9 @@ def _listed(connection: McpConnection, shown: str, seconds: float) -> list[Tool]
     server = connection.server
     try:
         return result_in_thread(asyncio.wait_for(server.run(connection.list_tools()), 2 * seconds))
-    except (OpeningError, MCPError, ValueError, asyncio.TimeoutError) as error:
-        result_in_thread(server.stop())
-        hangs = isinstance(error, asyncio.TimeoutError)
-        reason = f"no list of tools in {2 * seconds:g} seconds" if hangs else reason_of(error)
-        raise ValueError(f"the MCP server {shown} does not work: {reason}") from error
+    except asyncio.TimeoutError:
+        reason = f"no list of tools in {2 * seconds:g} seconds"
+    except (OpeningError, MCPError, ValueError) as error:
+        reason = reason_of(error)
+    result_in_thread(server.stop())
+    raise ValueError(f"the MCP server {shown} does not work: {reason}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from verl.workers.rollout.tools.base_tool import ToolError
 from verl.workers.rollout.tools.http_json import checked_url, json_client, post_json
-from verl.workers.rollout.tools.python import Result
+from verl.workers.rollout.tools.python.session import Result
 
 _CELL = (Path(__file__).resolve().parent / "cell.py").read_text()
 _CALL = """
@@ -36,8 +36,8 @@ class SandboxFusion:
         self.memory_mb, self._client = memory_mb, json_client(self.url)
 
     async def run(self, code: bytes, seconds: float) -> Result:
-        """Run a program, a text in UTF-8, for at most `seconds`, and return its output and how it ended. Raise
-        ToolError: those of `post_json`, `sandbox` (the server's fault) and `bad_reply`, which allow a retry."""
+        """Run a program, a text in UTF-8, for at most `seconds`. The server's faults are ToolErrors of `post_json` and
+        of the kinds `sandbox` and `bad_reply`, which allow a retry."""
         request = {"code": _CELL + _CALL.format(code.decode()), "language": "python", "memory_limit_MB": self.memory_mb}
         request |= {"compile_timeout": seconds, "run_timeout": seconds, "stdin": None, "files": {}, "fetch_files": []}
         margin = min(0.5, seconds / 10)  # for the reply

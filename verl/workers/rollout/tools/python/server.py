@@ -9,16 +9,19 @@
 A process is forked and confined before it is needed. Before the program starts, it closes all but the program's socket,
 so no program can pose as the server. Few modules are imported here, because changed memory pages slow down a fork.
 
-A session's process runs many programs, its cells. It stops itself by SIGSTOP at a cell's end, and only this server lets
-it go on, at the next "run": so nothing of it runs between cells, and it has no message to forge.
+A session's process runs many programs, its cells, in one namespace and one folder. It stops itself by SIGSTOP at a
+cell's end, and only this server lets it go on, at the next "run": so nothing of it runs between cells, and it has no
+message to forge. The server believes nothing that the process does except its end and its stop.
 
     trainer  <== end socket ==      server    (None, None) where a cell has ended and the process is stopped; the reason
                                               "lost" where the process was killed between cells
     trainer  <=> program socket ==> process   the size of a cell, the cell; its output up to the stop
 """
 
+import _signal
 import _socket
 import ast
+import builtins
 import contextlib
 import gc
 import os
@@ -30,10 +33,15 @@ import sys
 import time
 import types
 
-from cell import NAME, run
-from cells import Setting, read, run_cells, seed
-from confinement import MAX_THREADS, NOT_ALLOWED, Confinement, call, status_of
+# what runs between cells must not change with the module os
+from os import chdir, dup2, getcwd, getpid, kill, set_blocking, umask
+from os import read as read_descriptor
 
+from cell import NAME, run
+from confinement import MAX_DESCRIPTORS, MAX_THREADS, NOT_ALLOWED, Confinement, call, status_of
+
+OWN_MODULES = "cell", "confinement", "server"
+SOCKET = MAX_DESCRIPTORS - 1  # the program socket's descriptor beside 1 and 2, which a cell may redirect
 WATCH_EVERY, FILE_BYTES, SIGKILL = 0.05, 4096, 9  # seconds; bytes counted for an empty file; signal
 SERVER_DESCRIPTORS = 4096
 FIRST_UID, UIDS = 61184, 4000  # user ids of programs without Landlock; no account has them
@@ -43,10 +51,8 @@ REFUSED |= {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "os.
 
 
 class Server:
-    """Forks, watches, ends and reaps the programs' processes, each with its own folder within `folder`.
-
-    With `session`, a setting of cells.py, a process runs the cells of a session.
-    """
+    """Forks, watches, ends and reaps the programs' processes, each with its own folder within `folder`. With `session`,
+    a `Setting`, a process runs the cells of a session."""
 
     def __init__(self, control, confinement, folder, session=None):
         self.control, self.confinement, self.folder, self.count = control, confinement, folder, 0
@@ -179,11 +185,9 @@ class Server:
         os._exit(0)
 
     def watch(self, program):
-        """Count a program's threads and the size of its files once, and kill it if either is too large.
-
-        No resource limit of Linux covers either sum. Removed files count while they are open. A removed file that is
-        mapped exceeds the limit: its size is hidden.
-        """
+        """Count a program's threads and the size of its files once, and kill it if either is too large: no resource
+        limit covers these sums. Removed files count while they are open; one that is mapped, whose size is hidden, is
+        too large."""
         total, limit, process = 0, self.confinement.file_bytes, f"/proc/{program.pid}"
         for where in (program.folder, f"{process}/fd")[: 2 if self.confinement.landlock else 1]:
             for name in os.listdir(where):
@@ -243,8 +247,81 @@ def refuse(event, _):
         raise PermissionError(NOT_ALLOWED)
 
 
+def seed():
+    """Seed `random`, and numpy if it is imported, so that a session's cells draw the same numbers when run again."""
+    import random  # only here: it would slow down every fork of a server without sessions
+
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+
+
+def run_cells(not_allowed, setting):
+    """Run cells until this process's socket is closed. After each, the process stops until the server lets it go on."""
+    dup2(1, SOCKET)
+    module, setting.folder, number = types.ModuleType("__main__"), getcwd(), 0
+    for name in OWN_MODULES:
+        sys.modules.pop(name, None)
+    seed()
+    while size := read(8):
+        number += 1
+        code = read(int.from_bytes(size, "little"))
+        run(code.decode("utf-8", "replace"), not_allowed, module, f"<python {number}>")
+        call("fflush", None)  # writes the output of C libraries
+        vars(module).pop("__builtins__", None)
+        setting.restore()
+        kill(getpid(), _signal.SIGSTOP)
+
+
+def read(size, fd=SOCKET):
+    """Return the next bytes of a socket, fewer than `size` only at its end."""
+    data = bytearray()
+    while len(data) < size and (part := read_descriptor(fd, size - len(data))):
+        data += part
+    return bytes(data)
+
+
+class Setting:
+    """The things with which each cell begins, beside names, modules, files and threads: signal handlers, timers, trace
+    functions, builtins, streams, the working folder, descriptors. That helps careless programs; a hostile one can undo
+    it, and harms its own session only. One is made before the fork, as that reads many memory pages."""
+
+    def __init__(self):
+        self.folder, self.builtins = "", dict(vars(builtins))
+        self.sys = {name: getattr(sys, name) for name in ("displayhook", "excepthook", "unraisablehook", "stdin")}
+        self.streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+        self.handlers = {number: _signal.getsignal(number) for number in _signal.valid_signals()}
+
+    def restore(self):
+        sys.settrace(None)
+        sys.setprofile(None)
+        for timer in (_signal.ITIMER_REAL, _signal.ITIMER_VIRTUAL, _signal.ITIMER_PROF):
+            _signal.setitimer(timer, 0)
+        for number, handler in self.handlers.items():
+            if handler is not None and _signal.getsignal(number) is not handler:
+                _signal.signal(number, handler)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+        vars(builtins).update(self.builtins)
+        sys.modules.update(builtins=builtins, sys=sys)
+        gc.callbacks.clear()
+        gc.enable()
+        chdir(self.folder)
+        umask(0o077)
+        for fd, name in ((1, "stdout"), (2, "stderr")):
+            dup2(SOCKET, fd)
+            set_blocking(fd, True)
+            try:
+                self.streams[name].flush()
+            except ValueError:  # closed or detached
+                stream = open(fd, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+                self.streams[name] = stream
+            setattr(sys, name, self.streams[name])
+            setattr(sys, f"__{name}__", self.streams[name])
+        vars(sys).update(self.sys)
+
+
 def main():
-    """Run the server; argv: the control socket's descriptor, and the repr of tool.py's `spec` with the key `folder`."""
+    """Run the server; argv: the control socket's descriptor, and the repr of `Interpreter.spec` with `folder`."""
     os.environ.update(dict.fromkeys(("HOME", "TMPDIR", "MPLCONFIGDIR"), "."))  # the program's own folder
     control, spec = _socket.socket(fileno=int(sys.argv[1])), ast.literal_eval(sys.argv[2])
     os.umask(0o077)

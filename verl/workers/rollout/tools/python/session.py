@@ -1,9 +1,10 @@
-"""Sessions of the Python tool: a trajectory's programs are cells, which share a process, its names and its files.
+"""Processes of the Python tool, for one program or for a session, in which a trajectory's programs are cells.
 
     <python>x = 6</python>  <python>x * 7</python>   42
 
-A cell over a limit, or whose process ends, ends the session. The next call starts a new one, and its result says so. A
-process that ends by no fault of a cell is replaced by one that runs the cells again (tools/sessions.py).
+Cells share a process, its names and its files. A cell over a limit, or whose process ends, ends the session. The next
+call starts a new one, and its result says so. A process that ends by no fault of a cell is replaced by one that runs
+the cells again (tools/environment.py).
 """
 
 import array
@@ -12,13 +13,21 @@ import contextlib
 import fcntl
 import socket
 import termios
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 from verl.workers.rollout.tools.base_tool import ToolError, ToolSession
-from verl.workers.rollout.tools.python import Result
 
 NEW_SESSION = "[This call runs in a new session: names and files of earlier calls are gone.]\n"
 MAX_OUTPUT_BYTES, END_SECONDS = 4 << 20, 10
+
+
+class Result(NamedTuple):
+    """A program's result."""
+
+    output: bytes
+    code: int | None  # its exit code, or minus its signal; None if its process goes on
+    reason: str | None = None  # the limit at which it was stopped: `timeout`, `output`, `disk`, `threads` or `cpu`
 
 
 class PythonSession(ToolSession):
@@ -34,10 +43,8 @@ class PythonSession(ToolSession):
         return self._lost or self._process is not None and self._process.is_lost()
 
     async def execute(self, content: str, *, timeout: float) -> str:
-        """Return a cell's output, as `PythonTool.execute`. One that has ended the session raises ToolError.
-
-        The error of kind `sandbox` that a lost session raises allows no retry, since its names are gone.
-        """
+        """Return a cell's output, as `PythonTool.execute`. A lost session raises ToolError of kind `sandbox` without
+        retry, since its names are gone."""
         if self.is_lost:
             raise self._loss("its process has ended between two cells")
         result = await self._tool.run_in_turn(self._run, content, timeout)
@@ -100,8 +107,7 @@ class SessionProcess:
         return True
 
     async def run(self, code: bytes, seconds: float) -> Result:
-        """Run a cell, a text in UTF-8, to its end or for at most `seconds`. Its result has a code if the process has
-        ended. Raises ToolError as `Interpreter.run`."""
+        """Run a cell, a text in UTF-8, for at most `seconds`; raise ToolError if it could not be confined."""
         try:
             result = await self._result(code, seconds)
         except OSError as error:
@@ -140,10 +146,14 @@ class SessionProcess:
             reply.cancel()
         if reason == "lost":
             raise ToolError("The Python sandbox is not available (its process was killed).", kind="sandbox", retry=True)
-        output.read()  # the process is stopped or has ended, so this is the rest
+        while output.read_part():  # the process is stopped or has ended, so this is the rest
+            pass
         if output.is_too_long.done():
             return Result(bytes(output.data), 0, "output")
-        if ended is None and (output.has_ended or _unread_bytes(self._program)):
+        unread = array.array("i", [0])  # number of bytes that the process has not read
+        if ended is None and not output.has_ended:
+            fcntl.ioctl(self._program, termios.TIOCOUTQ, unread)
+        if ended is None and (output.has_ended or unread[0]):
             return Result(bytes(output.data), 1)  # a closed socket, or a cell that was not read
         return Result(bytes(output.data), ended, reason)
 
@@ -155,7 +165,7 @@ class SessionProcess:
             self._end.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Let the server kill the process, if it has not ended, without waiting."""
+        """End the process without waiting."""
         self.end()
         self._end.close()
 
@@ -163,23 +173,21 @@ class SessionProcess:
         """End the process, and wait until it and its folder are gone."""
         self.end()
         with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._until_closed(), END_SECONDS)
+            loop, until = asyncio.get_running_loop(), time.monotonic() + END_SECONDS
+            while await asyncio.wait_for(loop.sock_recv(self._end, 1 << 12), until - time.monotonic()):
+                pass
         self._end.close()
-
-    async def _until_closed(self) -> None:
-        while await asyncio.get_running_loop().sock_recv(self._end, 1 << 12):
-            pass
 
 
 class _Output:
-    """The output of a cell, which it reads from a socket while the cell runs."""
+    """The output of a cell, read from a socket while the cell runs."""
 
     def __init__(self, program: socket.socket):
         self.data, self.has_ended, self._program = bytearray(), False, program
         self.is_too_long = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().add_reader(program, self._read_part)
+        asyncio.get_running_loop().add_reader(program, self.read_part)
 
-    def _read_part(self) -> bool:
+    def read_part(self) -> bool:
         """Read once, and return whether there may be more."""
         try:
             part = self._program.recv(1 << 16)
@@ -195,17 +203,5 @@ class _Output:
             self.stop()
         return bool(part) and not self.is_too_long.done()
 
-    def read(self) -> None:
-        """Read all that is there."""
-        while self._read_part():
-            pass
-
     def stop(self) -> None:
         asyncio.get_running_loop().remove_reader(self._program)
-
-
-def _unread_bytes(sock: socket.socket) -> int:
-    """Return the number of bytes that the other end has not read."""
-    size = array.array("i", [0])
-    fcntl.ioctl(sock, termios.TIOCOUTQ, size)
-    return size[0]

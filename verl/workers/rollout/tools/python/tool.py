@@ -21,10 +21,9 @@ from pydantic.dataclasses import dataclass as keys_dataclass
 
 from verl.workers.config.keys import STRICT, read_keys
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError
-from verl.workers.rollout.tools.python import Result
 from verl.workers.rollout.tools.python.confinement import MAX_THREADS
 from verl.workers.rollout.tools.python.sandbox_fusion import SandboxFusion
-from verl.workers.rollout.tools.python.session import MAX_OUTPUT_BYTES, PythonSession, SessionProcess
+from verl.workers.rollout.tools.python.session import MAX_OUTPUT_BYTES, PythonSession, Result, SessionProcess
 
 logger = logging.getLogger(__name__)
 
@@ -51,18 +50,11 @@ _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0
 _ENVIRONMENT |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _ENVIRONMENT |= {"MALLOC_ARENA_MAX": "1"}  # otherwise each thread takes 64 MiB of a program's address space
 
-
 Run = Callable[[Any, bytes, float], Awaitable[Result]]  # runs a program, a text in UTF-8, for some seconds
 
 
 def _unavailable(why) -> ToolError:
     return ToolError(f"The Python sandbox is not available ({why}).", kind="sandbox", retry=True)
-
-
-def _encoded(content: str) -> bytes:
-    if len(code := content.encode("utf-8", "replace")) > MAX_CODE_BYTES:
-        raise ToolError(f"The program is longer than {MAX_CODE_BYTES} bytes.", kind="too_long", retry=False)
-    return code
 
 
 @keys_dataclass(frozen=True, config=STRICT)
@@ -121,8 +113,7 @@ class PythonTool(BaseTool):
     """Runs Python programs as a notebook runs a cell: the last expression's value is printed too.
 
     A program may be indented as a whole or stand in a Markdown fence. It ends with its main thread, without atexit
-    handlers or waiting for other threads. An exception in it is a result like any other. confinement.NOT_ALLOWED says
-    what is refused. `params` are the keys of `PythonKeys`.
+    handlers. An exception in it is a result. confinement.NOT_ALLOWED says what is refused. `params`: `PythonKeys`.
     """
 
     name, trigger_tag, argument = "python", "python", "code"
@@ -144,7 +135,7 @@ class PythonTool(BaseTool):
         cls(**params)
 
     async def start(self, *, timeout: float) -> None:
-        """Run a trial program, without and with the preloaded modules. Raises ToolError if it fails."""
+        """Run a trial program, without and with the preloaded modules."""
         local = [f"# {names}{TRIAL}" for names in ("", ", ".join(self.preload))]
         for program in local if self._fusion is None else ["print(42)"]:
             printed = await self.execute(program, timeout=timeout)
@@ -154,9 +145,9 @@ class PythonTool(BaseTool):
     async def execute(self, content: str, *, timeout: float) -> str:
         """Return a program's output. It is stopped shortly before the timeout, so that the model can read its output.
 
-        Raises ToolError. The kinds `timeout`, `cpu`, `disk`, `threads`, `output`, `crash` and `too_long` are the
-        program's fault; `sandbox` and `busy` are the tool's, and a retry may succeed. A Sandbox Fusion server adds the
-        kinds of sandbox_fusion.py. With `session`, the program is the only cell of a session.
+        A ToolError of the kinds `timeout`, `cpu`, `disk`, `threads`, `output`, `crash` or `too_long` is the program's
+        fault, of `sandbox` or `busy` the tool's, with a retry; a Sandbox Fusion server adds those of `post_json`. With
+        `session`, the program is the only cell of a session.
         """
         if self.has_session:
             async with contextlib.aclosing(self.new_session()) as session:
@@ -167,9 +158,11 @@ class PythonTool(BaseTool):
         return PythonSession(self)
 
     async def run_in_turn(self, run: Run, content: str, timeout: float) -> Result:
-        """Wait for a place, and return the result of `run` with an interpreter or server, the program and its seconds.
-        Raise ToolError of the kinds `too_long`, `busy` and `sandbox`."""
-        loop, margin, code = asyncio.get_running_loop(), min(0.5, timeout / 10), _encoded(content)
+        """Wait for a place, and return the result of `run` with an interpreter or server, the program and its
+        seconds."""
+        if len(code := content.encode("utf-8", "replace")) > MAX_CODE_BYTES:
+            raise ToolError(f"The program is longer than {MAX_CODE_BYTES} bytes.", kind="too_long", retry=False)
+        loop, margin = asyncio.get_running_loop(), min(0.5, timeout / 10)
         deadline = loop.time() + timeout - margin
         preloaded = self.has_session or any(name.split(".")[0] in content for name in self.preload)
         try:
@@ -182,7 +175,7 @@ class PythonTool(BaseTool):
             raise _unavailable(repr(error)) from error
 
     def answer(self, result: Result, timeout: float) -> str:
-        """Return the text for the model. Raises ToolError for a program that was stopped or has ended its process."""
+        """Return the text for the model; raise ToolError for a program that was stopped or has ended its process."""
         text, most = result.output.decode("utf-8", "replace"), self.keys.max_output_chars
         if len(text) > most:
             notice = f"\n[output truncated: {len(result.output)} bytes were printed, the middle is left out]\n"
@@ -211,10 +204,9 @@ class PythonTool(BaseTool):
                 if interpreter is not None:
                     logger.warning(f"python tool: {self.keys.python} has ended and is started again")
                     await self._interpreters.pop(preloaded).close()
-                spec = {name: getattr(self.keys, name) for name in FORKED_KEYS} | {
-                    "optional": self.keys.preload is None
-                }
-                interpreter = Interpreter(self.keys.python, spec | {"preload": self.preload if preloaded else []})
+                spec = {name: getattr(self.keys, name) for name in FORKED_KEYS}
+                spec |= {"optional": self.keys.preload is None, "preload": self.preload if preloaded else []}
+                interpreter = Interpreter(self.keys.python, spec)
                 if not await interpreter.start():
                     logger.warning("no Landlock: programs of the Python tool see, and leave, files where all users do")
                 self._interpreters[preloaded] = interpreter
@@ -241,7 +233,7 @@ class Interpreter:
 
     async def start(self) -> int:
         """Start the interpreter and its first forks; return the version of the kernel's Landlock, 0 without Landlock.
-        Raises ToolError if it does not start or lacks a module, or if the machine cannot confine a program."""
+        Raise ToolError if it does not start or lacks a module, or if the machine cannot confine a program."""
         self._folder = tempfile.mkdtemp(prefix="python_tool_")
         options = {"stdin": asyncio.subprocess.DEVNULL, "stdout": asyncio.subprocess.DEVNULL, "env": _ENVIRONMENT}
         self._control, theirs = _sockets(socket.SOCK_SEQPACKET)
@@ -262,7 +254,7 @@ class Interpreter:
         return landlock
 
     def value(self, reply: bytes):
-        """Return the value of a reply of server.py. Raises ToolError for a string (an error) and for an empty reply."""
+        """Return the value of a reply of server.py; raise ToolError for a string (an error) and for an empty reply."""
         self.alive = self.alive and bool(reply)
         value = ast.literal_eval(reply.decode()) if self.alive else "it has ended"
         if isinstance(value, str):
@@ -270,7 +262,7 @@ class Interpreter:
         return value
 
     async def run(self, code: bytes, seconds: float) -> Result:
-        """Run a program, a text in UTF-8, for at most `seconds`; raise ToolError if it could not be confined."""
+        """Run a program, as `SessionProcess.run`."""
         with contextlib.closing(SessionProcess(self)) as process:
             return await process.run(code, seconds)
 

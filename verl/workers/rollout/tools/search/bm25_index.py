@@ -48,8 +48,8 @@ logging.getLogger("bm25s").setLevel(logging.WARNING)  # bm25s sets its own logge
 
 
 def words(text: str) -> list[str]:
-    """Return a text's words in lower case, without English function words; each Chinese or Japanese character is
-    one."""
+    """Return a text's words in lower case, each Chinese or Japanese character as one, without English function
+    words."""
     folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).lower()
     return [word for word in WORD.findall(folded) if word not in FUNCTION_WORDS]
 
@@ -66,8 +66,8 @@ class Document(NamedTuple):
 
 
 def read_corpus(path: str | Path) -> pa.Table:
-    """Read the documents of a corpus file, and return them in order, with columns id, title and text (`SCHEMA`). Raise
-    ValueError, which names the file and the row, numbered from 1 without blank lines, for anything else."""
+    """Return a corpus file's documents in order, with columns id, title and text (`SCHEMA`); a ValueError names the
+    file and the wrong row, numbered from 1 without blank lines."""
     path = Path(path).expanduser()
     if not path.name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
         raise ValueError(f"{path}: expected a corpus in .jsonl, .jsonl.gz or .parquet")
@@ -100,7 +100,7 @@ def _document(row: dict, where: str) -> Document:
 
 
 class Bm25Index:
-    """A searchable index; several threads may search at once."""
+    """An index in which several threads may search at once."""
 
     def __init__(self, documents: pa.Table, scorer: bm25s.BM25):
         self.documents, self._scorer = documents, scorer
@@ -110,7 +110,7 @@ class Bm25Index:
 
     @classmethod
     def build(cls, documents: pa.Table) -> "Bm25Index":
-        """Index the documents of `read_corpus`; raise ValueError if no document contains a word."""
+        """Index the documents of `read_corpus`, at least one of which must contain a word."""
         vocabulary: dict[str, int] = {}
         word_ids = [
             [vocabulary.setdefault(word, len(vocabulary)) for word in words(f"{title}\n{text}")]
@@ -176,7 +176,11 @@ def open_index(corpus: str | Path, folder: str | Path | None = None) -> Bm25Inde
     corpus = Path(corpus).expanduser()
     if folder is None:
         return Bm25Index.build(read_corpus(corpus))
-    folder, corpus_hash = Path(folder).expanduser(), _sha256(corpus)
+    folder, digest = Path(folder).expanduser(), hashlib.sha256()
+    with corpus.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    corpus_hash = digest.hexdigest()
     if not folder.exists():
         index = Bm25Index.build(read_corpus(corpus))
         try:
@@ -190,11 +194,3 @@ def open_index(corpus: str | Path, folder: str | Path | None = None) -> Bm25Inde
 def _manifest(corpus_hash: str, sizes: dict[str, int]) -> dict:
     made_by = {"format": FORMAT, "bm25s": bm25s.__version__, "k1": K1, "b": B}
     return {**made_by, "corpus_sha256": corpus_hash, "sizes": sizes}
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -1,10 +1,10 @@
 """A cache of search results (key -> text) on disk, shared by all processes of a machine.
 
-It is one table in SQLite in WAL mode, from the standard library: a process that is killed loses at most the entry that
-it was writing, and readers never wait. (diskcache is SQLite too, plus pickle, and has had no release since 2023.) WAL
-needs shared memory: keep the file on a local disk, not on a network file system.
+It is one table in SQLite in WAL mode: a process that is killed loses at most the entry that it was writing, and readers
+never wait. WAL needs shared memory: keep the file on a local disk, not on a network file system.
 """
 
+import contextlib
 import os
 import sqlite3
 import stat
@@ -36,32 +36,27 @@ class SearchCache:
         self.path = Path(path).expanduser()
         self._limit, self._lock = size_mb * 1e6, threading.Lock()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            # Autocommit mode. Our lock guards the connection, so it is not bound to one thread.
-            self._database = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None, check_same_thread=False)
+        with contextlib.ExitStack() as stack:
             try:
+                # Autocommit mode. Our lock guards the connection, so it is not bound to one thread.
+                self._database = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None, check_same_thread=False)
+                stack.callback(self._database.close)
                 self._prepare()
-            except BaseException:
-                self._database.close()
-                raise
-        except sqlite3.OperationalError as error:
-            raise OSError(f"{self.path}: cannot be opened as a {self.noun}: {error}") from error
-        except sqlite3.DatabaseError as error:
-            raise ValueError(
-                f"{self.path}: damaged, or not a {self.noun} ({error}); move it away to begin a new one"
-            ) from error
+            except sqlite3.OperationalError as error:
+                raise OSError(f"{self.path}: cannot be opened as a {self.noun}: {error}") from error
+            except sqlite3.DatabaseError as error:
+                fault = f"damaged, or not a {self.noun} ({error})"
+                raise ValueError(f"{self.path}: {fault}; move it away to begin a new one") from error
+            stack.pop_all()
 
     def get(self, key: str) -> str | None:
-        """Return the text of a key, None without one; raise sqlite3.Error if the file cannot be read."""
+        """Return the text of a key, None without one."""
         with self._lock:
             row = self._database.execute("SELECT text FROM cache WHERE key = ?", (key,)).fetchone()
         return row and row[0]
 
     def put(self, key: str, text: str) -> None:
-        """Keep the text in place of an earlier one; when this returns, it is on disk for all processes.
-
-        Raises sqlite3.Error if the file cannot be written: the disk is full, or others locked it for 30 s.
-        """
+        """Keep the text in place of an earlier one; when this returns, it is on disk for all processes."""
         with self._lock:
             self._database.execute(PUT, (key, text))
             self._trim()
@@ -105,23 +100,22 @@ class SearchCache:
         return self._database.execute(statement).fetchone()[0]
 
 
-def node_folder(purpose: str) -> Path:
-    """Return the user's folder verl_<purpose>_<user id> in the node's temporary directory (TMPDIR, else /tmp), mode
-    0700; made if absent.
+def node_folder() -> Path:
+    """Return the folder of `cache_file=node_local`: verl_search_cache_<user id> in the node's temporary directory
+    (TMPDIR, else /tmp), mode 0700; made if absent. All processes of the user on the node share it, and it stays.
 
-    It is the same for all processes of the user on the node and stays when they end. Its name is predictable, so
-    ValueError is raised if it is a link or no folder, belongs to another user, or is open to others.
+    Its name is predictable: raise ValueError if it is a link or no folder, another user's, or open to others.
     """
-    folder = Path(tempfile.gettempdir()) / f"verl_{purpose}_{os.getuid()}"
-    try:
+    folder = Path(tempfile.gettempdir()) / f"verl_search_cache_{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    except FileExistsError:
-        pass
-    status = folder.lstat()
+    status, fault = folder.lstat(), ""
     if not stat.S_ISDIR(status.st_mode):
-        raise ValueError(f"{folder} is a link or a file, expected a folder of yours; move it away")
-    if status.st_uid != os.getuid():
-        raise ValueError(f"{folder} is not yours but user {status.st_uid}'s; set TMPDIR to another place")
-    if status.st_mode & 0o077:
-        raise ValueError(f"{folder} is open to other users: look at what it holds, then chmod 700 it or delete it")
+        fault = "is a link or a file, expected a folder of yours; move it away"
+    elif status.st_uid != os.getuid():
+        fault = f"is not yours but user {status.st_uid}'s; set TMPDIR to another place"
+    elif status.st_mode & 0o077:
+        fault = "is open to other users: look at what it holds, then chmod 700 it or delete it"
+    if fault:
+        raise ValueError(f"cache_file=node_local: {folder} {fault}")
     return folder

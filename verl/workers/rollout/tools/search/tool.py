@@ -46,12 +46,6 @@ class Passage(NamedTuple):
     source: str = ""
 
 
-def query_of(content: str) -> str:
-    """Return the query, which is also the cache's key: one line without double blanks. One of more than 1,000
-    characters is cut to 1,001, by which the caller recognizes and refuses it."""
-    return one_line(content, MAX_QUERY_CHARS + 1)
-
-
 def passages_text(passages: list[Passage], result_length: int) -> str:
     """Return the passages as text for the model; one's text is one line, so that none can look like several."""
     paragraphs = []
@@ -66,15 +60,17 @@ def passages_text(passages: list[Passage], result_length: int) -> str:
 class SearchTool(BaseTool):
     """The common part of both search tools: check of the query, cache, request, and text for the model.
 
+    Subclasses set `_url`, `_server`, the server's name for the model, and `_settings`, the part of the cache's key with
+    all that an answer depends on except the query, without secrets.
+
     Args:
         max_results: number of passages per search, at most 100.
         result_length: largest number of characters of a passage's text.
         request_timeout: time limit of one request, in seconds; the caller's time limit applies too. A search server
             lets a request wait for about 10 s (scripts/search_server.py, --longest-wait).
-        cache_file: file of the cache (cache.py) on a local disk, not on a network file system; "node_local" for a
-            private folder in the node's temporary directory, shared by the user's runs on the node; None for no cache.
-            The key is query, settings, and the corpus's path or server's address (use a new file if the content there
-            changes). Only searches with a result are kept.
+        cache_file: file of the cache (cache.py) on a local disk; "node_local" for a private folder in the node's
+            temporary directory, shared by the user's runs on the node; None for no cache. Use a new file if the content
+            of the corpus or server changes. Only searches with a result are kept.
         cache_size_mb: largest size of the cache, in 10^6 bytes.
         async_cache_write: accepted without effect: writing never delays other trajectories.
     """
@@ -90,9 +86,6 @@ class SearchTool(BaseTool):
     cache_size_mb: float = 512
     async_cache_write: bool = False
 
-    # Subclasses set `_url`, `_server`, the server's name for the model, and `_settings`, the part of the cache's key
-    # with all that an answer depends on except the query, without secrets.
-
     def __post_init__(self):
         for key, most in (("max_results", 100), ("result_length", 100_000)):
             value = getattr(self, key)
@@ -102,10 +95,7 @@ class SearchTool(BaseTool):
             raise ValueError(f"request_timeout must be positive, got {self.request_timeout!r}")
         cache_file = self.cache_file
         if cache_file == NODE_LOCAL:
-            try:
-                cache_file = node_folder("search_cache") / "search_cache.sqlite"
-            except ValueError as error:
-                raise ValueError(f"cache_file={NODE_LOCAL}: {error}") from error
+            cache_file = node_folder() / "search_cache.sqlite"
         self._cache = SearchCache(cache_file, size_mb=self.cache_size_mb) if cache_file else None
         self._cache_faults: set[str] = set()
         self._client: httpx.AsyncClient | None = None
@@ -119,7 +109,6 @@ class SearchTool(BaseTool):
         """Return the reply's passages; raise an error of `BAD_REPLY` for a reply of another form."""
 
     async def _search(self, query: str, timeout: float) -> list[Passage]:
-        """Return the passages that the server finds; raise ToolError if the search fails."""
         timeout = min(timeout, self.request_timeout)
         reply = await post_json(self._client, self._url, self._payload(query), timeout=timeout, server=self._server)
         try:
@@ -129,7 +118,7 @@ class SearchTool(BaseTool):
             raise ToolError(message, kind="bad_reply", retry=False, own_fault=True) from None
 
     async def execute(self, content: str, *, timeout: float) -> ToolOutput:
-        query = query_of(content)
+        query = one_line(content, MAX_QUERY_CHARS + 1)
         if not query:
             raise ToolError("The search query is empty.", kind="empty_query", retry=False)
         if len(query) > MAX_QUERY_CHARS:
@@ -167,8 +156,8 @@ class LocalSearchTool(SearchTool):
     """A BM25 search over a corpus, in this process or on a server (scripts/search_server.py).
 
     Args:
-        corpus: path of a corpus (bm25_index.py); without `index`, each process builds its own index.
-        index: folder in which the index is kept and from which all processes map it (bm25_index.py).
+        corpus: path of a corpus (bm25_index.py).
+        index: folder in which its index is kept and from which all processes map it; by default each builds its own.
         url: address of a search server instead of a corpus: `http://host:8000` or `http://host:8000/retrieve`.
     """
 
@@ -183,11 +172,9 @@ class LocalSearchTool(SearchTool):
         super().__post_init__()
         self._settings, self._index = f"bm25 {self.corpus or self.url}", None
         if self.corpus is not None:
-            from verl.workers.rollout.tools.search.bm25_index import (
-                open_index,  # bm25s imports numba, which takes seconds
-            )
+            from verl.workers.rollout.tools.search import bm25_index  # it imports numba, which takes seconds
 
-            self._index = open_index(self.corpus, self.index)
+            self._index = bm25_index.open_index(self.corpus, self.index)
         else:
             self._url = checked_url(self.url, "url")
             if self._url.path in ("", "/"):
@@ -196,22 +183,17 @@ class LocalSearchTool(SearchTool):
 
     @classmethod
     def check(cls, corpus=None, index=None, url=None, **others) -> None:
-        """Check that the corpus exists or a server is named."""
         if (corpus is None) == (url is None) or (index is not None and corpus is None):
             raise ValueError(f"expected corpus (and index), or url; got {corpus=}, {index=}, {url=}")
         if corpus is not None and not Path(corpus).expanduser().exists():
             raise ValueError(f"corpus={corpus} does not exist")
 
     async def _search(self, query: str, timeout: float) -> list[Passage]:
-        if self._index is None:
-            return await self._search_on_server(query, time.monotonic() + timeout)
-        ranked = await asyncio.to_thread(self._index.search, query, self.max_results)
-        return [Passage(document.title, document.text) for document, _ in ranked]
-
-    async def _search_on_server(self, query: str, end: float) -> list[Passage]:
-        """Search on the server, which is asked again until the time `end` while it is busy (status 503)."""
-        wait = FIRST_WAIT
-        while True:
+        if self._index is not None:
+            ranked = await asyncio.to_thread(self._index.search, query, self.max_results)
+            return [Passage(document.title, document.text) for document, _ in ranked]
+        wait, end = FIRST_WAIT, time.monotonic() + timeout
+        while True:  # a busy server (status 503) is asked again
             try:
                 return await super()._search(query, end - time.monotonic())
             except ToolError as error:
@@ -264,7 +246,6 @@ class BingSearchTool(SearchTool):
 
     @classmethod
     def check(cls, api_key=None, zone=None, **others) -> None:
-        """Check that key and zone are set."""
         _setting("api_key", "BRIGHTDATA_API_KEY", api_key)
         _setting("zone", "BRIGHTDATA_ZONE", zone)
 
@@ -273,8 +254,7 @@ class BingSearchTool(SearchTool):
         return {"zone": self.zone, "url": page, "format": "raw"}
 
     def _passages(self, reply: Any) -> list[Passage]:
-        """Return the organic results of a parsed page; a page without results lacks that key."""
-        if not reply.keys() & {"organic", "general"}:
+        if not reply.keys() & {"organic", "general"}:  # a page without results lacks the former
             raise ValueError("expected general or organic")
         passages = []
         for result in reply.get("organic") or []:
