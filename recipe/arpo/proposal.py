@@ -5,7 +5,6 @@ prompt. The published values fit the paper's models, not every model and task.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from statistics import fmean
 
 import numpy as np
@@ -46,6 +45,11 @@ def arpo_thresholds(groups: Sequence[Group], n: int, keys: Mapping) -> Proposal 
 def entropy_ratios(row: Trajectory, entropy_tokens: int) -> Iterator[float]:
     """Yield, for each of the model's turns after the first, its mean entropy divided by the first turn's, both over the
     first `entropy_tokens` tokens."""
-    turns = [list(steps) for is_model, steps in groupby(row.steps, lambda step: step is not None) if is_model]
-    means = [fmean(step.entropy for step in turn[:entropy_tokens]) for turn in turns]
+    turns: list[list[float]] = [[]]
+    for step in row.steps:
+        if step is None:
+            turns.append([])
+        else:
+            turns[-1].append(step.entropy)
+    means = [fmean(turn[:entropy_tokens]) for turn in turns if turn]
     yield from (mean / means[0] for mean in means[1:] if means[0] > 0)
