@@ -211,11 +211,7 @@ def padded(rows: Sequence[Sequence[float]], fill: float) -> torch.Tensor:
 
 
 def explained_config(overrides: Sequence[str]) -> DictConfig:
-    """Return a run's config with these overrides; what they leave open is small.
-
-    Raises:
-        ValueError: a value or a combination that a run would refuse as well.
-    """
+    """Return a run's config with these overrides; what they leave open is small."""
 
     def composed(more: Sequence[str]) -> DictConfig:
         with initialize_config_dir(str(CONFIG), version_base=None):

@@ -32,12 +32,8 @@ def check_common_fields(config, sizes: Iterable[str], least: int = 0) -> None:
 
 
 def split_of(problem: Hashable, held_out: Mapping[str, float]) -> str:
-    """Return the split of a problem. It depends on the problem alone, so that no two splits share a problem, not even
-    in data of different seeds.
-
-    Args:
-        held_out: split -> share of all problems; the other problems belong to `train`.
-    """
+    """Return the split of a problem, which depends on the problem alone, so that no two splits share one, not even in
+    data of different seeds. `held_out` holds the splits' shares of all problems; the others belong to `train`."""
     place = random.Random(f"0/{problem}").random()
     for split, share in held_out.items():
         if place < share:
@@ -56,10 +52,8 @@ def draw_until(
 ) -> list[Problem]:
     """Return `size` problems for which `belongs` holds, distinct unless `repeats`.
 
-    Args:
-        draw: function of the number of problems so far that returns a problem, or None if the draw made none.
-        name: name of the field that sets `size`, for the error message.
-        attempts: number of consecutive draws without a new problem after which the search stops.
+    `draw` gets the number of problems so far and returns a problem or None; the search stops after `attempts`
+    consecutive draws without a new problem. `name` is the field that sets `size`, for the error message.
     """
     problems: list[Problem] = []
     seen: set[Problem] = set()
@@ -99,11 +93,7 @@ def write_splits(
     output_dir: str | Path, config, sizes: Mapping[str, str], rows_of: Callable[[str, int], list[dict]]
 ) -> dict[str, Path]:
     """Write `<split>.parquet` for each split whose size in the config is above 0, in the order of `sizes`; return the
-    paths by split. No file is ever incomplete: if the last one exists, all do.
-
-    Args:
-        rows_of: function (split, its number of rows) -> rows.
-    """
+    paths by split. No file is ever incomplete: if the last one exists, all do."""
     paths = {}
     for split, name in sizes.items():
         if size := getattr(config, name):
@@ -126,7 +116,7 @@ def run_maker(
         config_class: dataclass with the task's settings, each of which is an option.
         write: function (output_dir, config) -> split -> path of its file.
         sizes: split -> name of the config field with its number of rows.
-        models: option, such as `model-dir` -> the tiny model that it makes; None: the task has none of its own.
+        models: option, such as `model-dir` -> the tiny model that it makes.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     models = models or {}

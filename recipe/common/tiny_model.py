@@ -22,12 +22,8 @@ CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encodi
 
 @dataclass(frozen=True, kw_only=True)
 class TinyModelConfig:
-    """Sizes of the model; the defaults make 0.36 M parameters.
-
-    Attributes:
-        max_length: largest number of tokens of prompt and response together.
-        extra_words: words that are one token each, in addition to `WORDS`.
-    """
+    """Sizes of the model; the defaults make 0.36 M parameters. `max_length` is that of prompt and response together;
+    `extra_words` are one token each, in addition to `WORDS`."""
 
     hidden_size: int = 96
     intermediate_size: int = 288

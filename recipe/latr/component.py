@@ -15,9 +15,7 @@ from verl.workers.rollout.prompt_task import PromptSettings
 @register_component
 class ThresholdScheduler(Component):
     """LATR's `kt.enable_param_scheduler`: tightens or loosens thresholds by the results of the last step's branches.
-
-    Its state is the number of steps by which they are tightened (negative: loosened).
-    """
+    Its state is the number of steps by which they are tightened (negative: loosened)."""
 
     state_file = "kt.json"
 

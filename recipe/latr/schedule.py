@@ -47,14 +47,8 @@ def tightened(config: KTConfig, steps: int) -> KTConfig:
 
 
 def next_tightened_steps(config: KTConfig, steps: int, suppress_ratio: float, empty_branch_ratio: float) -> int:
-    """Return the number of steps for `tightened` after a training step, within max_n_step in either direction.
-
-    Args:
-        config: the keys; the number stays as it is without enable_param_scheduler.
-        steps: number before the training step.
-        suppress_ratio: mean over the trees; above suppress_ratio_thres it adds 1.
-        empty_branch_ratio: mean over the trees; above empty_branch_ratio_thres it subtracts 1.
-    """
+    """Return the number of steps for `tightened` after a training step, within max_n_step in either direction; both
+    ratios are means over the trees."""
     if not config.enable_param_scheduler:
         return steps
     if suppress_ratio > config.suppress_ratio_thres:

@@ -21,10 +21,8 @@ def rouge_l(a: Sequence[int], b: Sequence[int]) -> float:
 
 
 def suffix_match(a: Sequence[int], b: Sequence[int]) -> float:
-    """Return the length of the longest suffix of one that occurs anywhere in the other, / length.
-
-    It detects two branches that write the same sentence, one a few tokens later.
-    """
+    """Return the length of the longest suffix of one that occurs anywhere in the other, / length: two branches may
+    write the same sentence, one a few tokens later."""
     return max(_longest_suffix_inside(a, b), _longest_suffix_inside(b, a)) / len(a)
 
 

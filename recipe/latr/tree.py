@@ -70,10 +70,8 @@ def check_correction(config) -> None:
 class Policy(BranchPolicy):
     """The policy of `tree=latr`: the first of the n trajectories are the tree's branches, the others are sampled.
 
-    Args:
-        config: the keys under actor_rollout_ref.rollout.kt.
-        text_of: function that returns a token's text, for the stop-word (English) and math-symbol rules.
-        training_step: number of the training step, which sets the tree's share (`mix_ratio_schedule`).
+    `text_of` returns a token's text, for the stop-word (English) and math-symbol rules; `training_step` sets the tree's
+    share (`mix_ratio_schedule`).
     """
 
     def __init__(self, config: KTConfig, text_of: Callable[[int], str] = str, training_step: int = 0):

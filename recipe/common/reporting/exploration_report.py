@@ -54,10 +54,8 @@ def _cells(row: dict[str, Any], n: int) -> dict[str, str]:
 
 
 def likelihood_table(rows: Rows) -> str:
-    """Return a paragraph and a Markdown table that say how well each signal separates right from wrong responses.
-
-    The text is empty without rows.
-    """
+    """Return a paragraph and a Markdown table of how well each signal separates right from wrong responses; empty
+    without rows."""
     if not rows:
         return ""
     lines = []

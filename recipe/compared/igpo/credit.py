@@ -55,10 +55,8 @@ def discounted_sums(rewards: list[float], gamma: float) -> list[float]:
 
 
 def gain_metrics(rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, norm: bool) -> dict[str, float]:
-    """Return the mean number of gains of a trajectory and, if there are any, their mean and mean absolute value.
-
-    The gains are those of `ANSWER_GAINS`, before normalization; the arguments have no effect.
-    """
+    """Return the mean number of gains (`ANSWER_GAINS`) of a trajectory and, if there are any, their mean and mean
+    absolute value before normalization; the arguments have no effect."""
     gains = ANSWER_GAINS.get()
     values = gains[~gains.isnan()]
     if not len(values):

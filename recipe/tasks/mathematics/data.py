@@ -31,11 +31,8 @@ class Problems:
 
 
 def convert(rows: Iterator[dict], name: str, split: str, data_source: str | None, keep_repeats: bool) -> Problems:
-    """Convert published rows into verl's format; repeated questions are kept once unless `keep_repeats`.
-
-    Args:
-        data_source: data source of all rows; None keeps each row's own data source, or takes `name` if it has none.
-    """
+    """Convert published rows into verl's format; repeated questions are kept once unless `keep_repeats`. A
+    `data_source` of None keeps each row's own, or takes `name` if it has none."""
     problems = Problems()
     answers: dict[str, str] = {}
     for number, row in enumerate(rows):

@@ -59,9 +59,6 @@ class ReasoningGymConfig:
         family_config: YAML with the settings of families that differ from the library's, by the library's names.
         demo_correct: share of the demonstrations' lines (or answers, for families without lines) that are right.
         style: style of the prompt: the question alone (`short`), or with instructions (`long`).
-
-    Raises:
-        ValueError: a field is out of range, or a family or its setting is unknown; the message names it.
     """
 
     families: str = "chain_sum"
@@ -92,10 +89,8 @@ class ReasoningGymConfig:
         return settings
 
     def entries(self, family: str, split: str) -> Iterator[dict]:
-        """Yield the library's entries of a family without end, from data sets with seeds of the split.
-
-        Some data sets make all entries at once, so that one of endless size would not do.
-        """
+        """Yield the library's entries of a family without end, from small data sets with seeds of the split: some make
+        all entries at once."""
         settings = self.settings.get(family, {})
         for number in count():
             seed = random.Random(f"{self.seed} {split} {family} {number}").getrandbits(32)
@@ -137,11 +132,7 @@ def chain_sum_lines(expression: str, correct: float, rng: random.Random) -> str:
 
 
 def draw_problems(config: ReasoningGymConfig, split: str, size: int, excluded: set[Problem]) -> list[Problem]:
-    """Return `size` problems of a split, distinct and none of `excluded`; the families take turns.
-
-    Raises:
-        ValueError: a family has too few problems, or no answers for demonstrations.
-    """
+    """Return `size` problems of a split, distinct and none of `excluded`; the families take turns."""
     names, settings = config.names, config.settings
     entries = {family: config.entries(family, split) for family in names}
     is_demo = split == "sft"

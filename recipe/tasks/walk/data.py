@@ -48,10 +48,8 @@ MODEL = TinyModelConfig(
 
 @dataclass(frozen=True, kw_only=True)
 class WalkConfig:
-    """Difficulty and size. A model of a million parameters learns the defaults in minutes.
-
-    A problem has an operation for each sign in `operators`, in this order: `+*-` may become `+5 *2 -3`.
-    """
+    """Difficulty and size. A model of a million parameters learns the defaults in minutes. A problem has an operation
+    for each sign in `operators`, in this order: `+*-` may become `+5 *2 -3`."""
 
     train_size: int = 800
     valid_size: int = 96
@@ -95,10 +93,7 @@ class Problem(NamedTuple):
 
 
 def walk_text(truth: Mapping, style: str) -> str:
-    """Return the prompt of a number walk: a few tokens (`short`), or full instructions (`long`).
-
-    `truth` has the keys of a ground truth of `recipe.tasks.walk.reward`: start, target, steps, limit and operations.
-    """
+    """Return the prompt of a number walk, from a ground truth: a few tokens (`short`), or full instructions (`long`)."""
     operations = " ".join(truth["operations"])
     if style == "short":
         return f"{truth['start']}>{truth['target']} {truth['steps']}: {operations}"
@@ -151,10 +146,8 @@ def random_walk(problem: Problem, right: bool, rng: random.Random) -> str:
 
 
 def can_arrive(step) -> float:
-    """Return 1 if a walk keeps the rules so far and can still end at its target, else 0.
-
-    A perfect process reward model, for `hato.local_reward=recipe.tasks.walk.data.can_arrive`, which calls it with a
-    `Step`. The problems need short prompts and the default `limit`.
+    """Return 1 if a walk keeps the rules so far and can still end at its target, else 0: a perfect process reward model
+    for `hato.local_reward=recipe.tasks.walk.data.can_arrive`. The problems need short prompts and the default `limit`.
     """
     question = SHORT.search(step.decode(step.problem))
     if question is None:

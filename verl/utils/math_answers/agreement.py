@@ -66,10 +66,8 @@ def meanings(*trees: tuple) -> Iterator[Point]:
 
 
 def close(left: Value, right: Value, tolerance: Value | None = None) -> bool:
-    """Return whether two values are equal: exactly if both are fractions, else up to a relative error.
-
-    The largest relative error is `tolerance`; None is 10^-50 for the usual 100 digits.
-    """
+    """Return whether two values are equal: exactly if both are fractions, else up to the relative error `tolerance`, by
+    default 10^-50 for the usual 100 digits."""
     if is_matrix(left) or is_matrix(right):
         if not (is_matrix(left) and is_matrix(right) and (left.rows, left.cols) == (right.rows, right.cols)):
             return False
@@ -150,9 +148,7 @@ def _agree(left: tuple, right: tuple, meaning: Point) -> bool:
 
 def _is_outside(left: tuple, right: tuple, point: Point) -> bool:
     """Return whether a part of real formulas in several symbols is not real at a point, so that they may differ there.
-
-    Where both symbols are negative, ln(xy) and ln x + ln y differ: only the first one is real.
-    """
+    Where both symbols are negative, ln(xy) and ln x + ln y differ: only the first one is real."""
     every = list(parts(left, right))
     if len(symbols(left, right)) < 2 or ("constant", "i") in every:
         return False
@@ -247,11 +243,8 @@ def _same_solution(one: tuple, other: tuple, name: str) -> bool:
 
 
 def roots(formula: Callable[[Fraction], Value]) -> list[Value] | None:
-    """Return the places where a formula's sign may change: zero, and its real roots.
-
-    The formula must be at most quadratic above zero and at most quadratic below zero, as one with |x| is; the result is
-    None for any other formula.
-    """
+    """Return the places where a formula's sign may change: zero, and its real roots. The result is None unless the
+    formula is at most quadratic above zero and below zero, as one with |x| is."""
     result: list[Value] = [mpf(0)]
     for sign in (1, -1):
         values = [number(formula(Fraction(sign * x))) for x in (1, 2, 3, 5, 7)]

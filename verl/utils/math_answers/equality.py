@@ -25,11 +25,8 @@ _DOMAINS = ("Z", "N", "R", "Z+", "N*", "N+", "N^*", "N^+")
 
 
 def is_equal(truth: str, answer: str) -> bool:
-    """Return whether two texts are the same answer: some reading of one equals some reading of the other.
-
-    Raises:
-        Unreadable: a text has a notation that cannot be read, or a formula that cannot be computed.
-    """
+    """Return whether two texts are the same answer: some reading of one equals some reading of the other. Raise
+    Unreadable if a text cannot be read, or a formula cannot be computed."""
     with mp.workdps(DIGITS):
         if chemical_formula(truth) and chemical_formula(truth) == chemical_formula(answer):
             return True

@@ -52,10 +52,8 @@ def _are_inequalities(items: Iterable) -> bool:
 
 
 def same_set(one: Any, other: Any) -> bool:
-    """Return whether two structures are the same set of real numbers; False unless both are certainly such sets.
-
-    Two structures in parentheses or brackets may be tuples, and are never compared as sets.
-    """
+    """Return whether two structures are the same set of real numbers; False unless both are certainly such sets. Two
+    structures in parentheses or brackets may be tuples, and are never compared as sets."""
     are_tuples = isinstance(one, kinds.Bracketed) and isinstance(other, kinds.Bracketed)
     if are_tuples or not (is_set(one) and is_set(other)) or len(_variables(one) | _variables(other)) > 1:
         return False

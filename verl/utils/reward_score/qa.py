@@ -29,11 +29,7 @@ def normalize(answer: str) -> str:
 
 
 def plain_text(boxed: str) -> str:
-    """Return the content of a \\boxed as plain text: Paris for `\\text{Paris}`.
-
-    >>> plain_text(r"\\text{New York}")
-    'New York'
-    """
+    """Return the content of a \\boxed as plain text: Paris for `\\text{Paris}`."""
     return _LATEX_TEXT.sub(r"\1", boxed)
 
 
@@ -42,9 +38,6 @@ def gold_answers(ground_truth) -> list[str]:
 
     >>> gold_answers('["Paris", "City of Light"]'), gold_answers("[sic]"), gold_answers(1912)
     (['Paris', 'City of Light'], ['[sic]'], ['1912'])
-
-    Raises:
-        ValueError: there is no answer; the data are wrong, not the response.
     """
     if isinstance(ground_truth, str) and ground_truth.lstrip().startswith("["):
         try:
@@ -99,18 +92,9 @@ def check_row(data_source, ground_truth, extra_info=None, metric: str = "f1", **
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, metric: str = "f1", **kwargs) -> dict:
-    """Score a bare answer; `deep_research` scores trajectories.
+    """Score a bare answer by `metric`, `f1` or `em` (exact match); `deep_research` scores trajectories.
 
-    Args:
-        solution_str: the answer itself.
-        ground_truth: see `gold_answers`.
-        metric: the metric that is the score: `f1` or `em` (exact match).
-
-    Returns:
-        `score`, `acc` (exact match), `f1` in [0, 1], and `pred`, the normalized answer for majority votes.
-
-    Raises:
-        ValueError: there is no gold answer, or the metric is unknown.
+    The result has `score`, `acc` (exact match), `f1` in [0, 1], and `pred`, the normalized answer for majority votes.
     """
     check_row(data_source, ground_truth, metric=metric)
     golds = gold_answers(ground_truth)
