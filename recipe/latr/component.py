@@ -2,8 +2,7 @@
 
 from omegaconf import DictConfig
 
-from recipe.latr.keys import KTConfig
-from recipe.latr.schedule import Tightened, next_tightened_steps
+from recipe.latr.keys import KTConfig, Tightened, next_tightened_steps
 from recipe.latr.tree import Policy
 from verl.trainer.ppo.v1.batch_rows import BatchRows
 from verl.trainer.ppo.v1.component import Component, tree_of

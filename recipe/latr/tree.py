@@ -19,9 +19,8 @@ from omegaconf import OmegaConf
 from stop_words import get_stop_words
 
 import recipe.latr.over_generation  # noqa: F401  # registers tree=over_generation
-from recipe.latr.keys import SECTION, KTConfig
+from recipe.latr.keys import SECTION, KTConfig, Tightened, mix_ratio, tightened, tree_branches
 from recipe.latr.lookahead import Choice, LookaheadTree, Row
-from recipe.latr.schedule import Tightened, mix_ratio, tightened, tree_branches
 from verl.utils.parts import register_tree
 from verl.workers.config.keys import ROLLOUT, check_log_probs
 from verl.workers.rollout.engines.interface import gather_or_cancel

@@ -35,7 +35,7 @@ def weighted_advantages(
 
 
 def is_longer(nodes: Nodes, outcomes: torch.Tensor, bases: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return (B,) whether another row of the row's base (`bases`, (B,)) has the same outcome and a tail of fewer steps."""
+    """Return (B,) whether another row of the row's base (`bases`) has the same outcome and a tail of fewer steps."""
     own = (nodes.passing == 1) & (nodes.at_first_token(mask) > 0)
     steps = nodes.pass_row.bincount(own[nodes.pass_node].double(), minlength=len(bases))
     rivals = torch.stack([bases.double(), outcomes], dim=1).unique(dim=0, return_inverse=True)[1]

@@ -56,7 +56,7 @@ def check_families(names: Sequence[str]) -> list[str]:
 
 
 def make_dataset(family: str, settings: Mapping[str, Any], **options: Any) -> Any:
-    """Return the library's data set of a family; `options` are `seed` and `size`. Raise ValueError for a bad setting."""
+    """Return the library's data set of a family; `options` are `seed` and `size`. A bad setting raises ValueError."""
     try:
         return library().create_dataset(family, **settings, **options)
     except (AssertionError, TypeError, ValueError) as error:

@@ -93,7 +93,7 @@ class Problem(NamedTuple):
 
 
 def walk_text(truth: Mapping, style: str) -> str:
-    """Return the prompt of a number walk, from a ground truth: a few tokens (`short`), or full instructions (`long`)."""
+    """Return the prompt of a number walk from a ground truth: a few tokens (`short`), or full instructions (`long`)."""
     operations = " ".join(truth["operations"])
     if style == "short":
         return f"{truth['start']}>{truth['target']} {truth['steps']}: {operations}"

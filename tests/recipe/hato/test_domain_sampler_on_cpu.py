@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from recipe.hato.domain_sampler import DomainSampler
+from recipe.hato.meta_component import DomainSampler
 
 DOMAINS = ["a"] * 9 + ["b"] * 25 + ["c"] * 3
 
@@ -48,9 +48,3 @@ def test_resuming_goes_on_where_it_stopped(seen):
     resumed = loader()
     resumed.load_state_dict(state)
     assert list(islice(forever(resumed), 50)) == list(islice(batches, 50))
-
-
-def test_there_must_be_rows_and_a_block():
-    for domains, block in (([], 2), (["a"], 0)):
-        with pytest.raises(ValueError, match=f"{len(domains)} rows, block={block}"):
-            DomainSampler(domains, block, 0)

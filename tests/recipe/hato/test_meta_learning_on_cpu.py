@@ -1,11 +1,8 @@
 """Meta-learning's formulas on quadratics solved by hand."""
 
-import doctest
-
 import pytest
 import torch
 
-from recipe.hato import meta_learning
 from recipe.hato.meta_learning import MetaEpisode, episode_calls
 
 
@@ -14,10 +11,6 @@ def quadratic_step(theta: torch.Tensor, optimizer, target: float) -> None:
     optimizer.zero_grad()
     ((theta - target) ** 2 / 2).sum().backward()
     optimizer.step()
-
-
-def test_doctests():
-    assert doctest.testmod(meta_learning).failed == 0
 
 
 def test_reptile_on_a_quadratic():

@@ -10,8 +10,8 @@ import torch
 
 from recipe.hato.keys import HATOConfig, TreeConfig, UncertaintyConfig
 from recipe.hato.local_reward import Step
-from recipe.hato.step_features import FEATURES
 from recipe.hato.tree import Policy
+from recipe.hato.value_model import FEATURES
 from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
 from verl.workers.rollout import tree_builder as builder
 

@@ -1,13 +1,11 @@
 """The value model against functions whose values are known, and its features against hand-computed numbers."""
 
-import doctest
 import io
 import math
 
 import pytest
 import torch
 
-from recipe.hato import step_features as features_module
 from recipe.hato.keys import HATOConfig
 from recipe.hato.metrics import calibration_error
 from recipe.hato.value_model import COMPARED_ROWS, value_model_of
@@ -176,10 +174,6 @@ def test_nothing_seen_and_nothing_asked(kind):
 def test_a_feature_that_is_no_number_is_refused():
     with pytest.raises(ValueError, match="not a finite number"):
         make_value_model("ensemble").predict([[float("nan")] * 4])
-
-
-def test_the_features_docstrings():
-    assert doctest.testmod(features_module).failed == 0
 
 
 def test_calibration_error_by_hand():

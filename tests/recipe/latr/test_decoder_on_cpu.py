@@ -9,9 +9,8 @@ from omegaconf import OmegaConf
 
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from recipe.latr.decoder import latr_generate
-from recipe.latr.keys import SECTION, KTConfig
-from recipe.latr.schedule import mix_ratio, next_tightened_steps, tightened, tree_branches
-from recipe.latr.similarity import edit_distance_ratio, rouge_l, suffix_match
+from recipe.latr.keys import SECTION, KTConfig, mix_ratio, next_tightened_steps, tightened, tree_branches
+from recipe.latr.lookahead import edit_distance_ratio, rouge_l, suffix_match
 from recipe.latr.tree import Policy
 from tests.tables import table
 from verl.workers.config.keys import read_keys

@@ -16,8 +16,7 @@ from dataclasses import replace
 import pytest
 
 from recipe.latr.keys import KTConfig
-from recipe.latr.lookahead import LookaheadTree
-from recipe.latr.similarity import edit_distance_ratio, rouge_l, suffix_match
+from recipe.latr.lookahead import LookaheadTree, edit_distance_ratio, rouge_l, suffix_match
 from recipe.latr.tree import Policy, TreeGrower
 from tests.workers.rollout.toy_engine import CALL, EOS, Calls, HashEngine, Letters, answer_to
 from verl.workers.rollout.trajectory_tree import TOOL
