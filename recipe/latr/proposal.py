@@ -10,8 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from verl.evaluation.exploration.proposals import Grow, Proposal, Proposed, Samples
-from verl.evaluation.exploration.table import Group
+from verl.evaluation.exploration.table import Group, Grow, Proposal, Proposed, Samples
 from verl.utils.parts import register_proposal
 
 HALVINGS = 30

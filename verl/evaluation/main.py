@@ -15,8 +15,17 @@ from omegaconf import DictConfig, OmegaConf
 from openai import AsyncOpenAI
 
 from verl.evaluation.model.checkpoint import Checkpoint, find_checkpoint, fingerprint, merge_shards
-from verl.evaluation.model.replicas import allow_open_files, describe_server, gpu_problem, replicas_of, visible_gpus
-from verl.evaluation.model.server import ChatModel, ServerEngine, clients_of, serving
+from verl.evaluation.model.server import (
+    ChatModel,
+    ServerEngine,
+    allow_open_files,
+    clients_of,
+    describe_server,
+    gpu_problem,
+    replicas_of,
+    serving,
+    visible_gpus,
+)
 from verl.evaluation.questions.benchmarks import find_benchmark
 from verl.evaluation.questions.loading import QuestionSet, read_questions
 from verl.evaluation.questions.prompts import prompt_ids_of
@@ -320,12 +329,8 @@ def _server(plan: Plan):
 
 
 def _connect(side: DictConfig, url: str, at_once: int) -> tuple[list[AsyncOpenAI], str, int | None, bool]:
-    """Ask a server for its models, and make clients for it.
-
-    Returns:
-        the clients, the model's name on the server, the largest number of tokens of prompt and response together (None
-        if the server does not say), and whether the server knows vLLM's sampling parameters.
-    """
+    """Ask a server for its models, and return clients for it, the model's name, the largest number of tokens of prompt
+    and response together (None if the server does not say), and whether it knows vLLM's sampling parameters."""
     key = os.environ.get(side.api_key_env or "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from recipe.common.problem_files import rl_row
 from recipe.tasks.code.reward import INSTRUCTION, read_tests
-from verl.evaluation.questions.adapters import text_question, truth_row
+from verl.evaluation.questions.benchmarks import text_question, truth_row
 from verl.utils.data_files import BadRow, check_characters, describe_bad, read_rows, write_rows
 
 

@@ -4,8 +4,15 @@ import math
 import re
 from typing import Any
 
-from verl.evaluation.questions.adapters import first_of, last_question, needs_image, text_question
-from verl.evaluation.questions.benchmarks import HUB, Benchmark, register_benchmark
+from verl.evaluation.questions.benchmarks import (
+    HUB,
+    Benchmark,
+    first_of,
+    last_question,
+    needs_image,
+    register_benchmark,
+    text_question,
+)
 from verl.evaluation.questions.prompts import BOXED_INSTRUCTION
 from verl.utils.data_files import BadRow
 from verl.utils.math_answers.comparison import last_boxed, without_dollars

@@ -62,10 +62,8 @@ async def likelihood_rows(
 
     A row has the `share` of the response that is read; `groups`, the number of groups with both; and for each signal s
     of SIGNALS its mean AUC in these groups, named s, with the ends `s-Low` and `s-High` of a 95 % bootstrap interval.
-
-    Args:
-        closing: text between the response's beginning and the reference answer, see `closing_text`.
-        groups, references: for each prompt its group, and its answers from `references_by_prompt`.
+    `closing` stands between the response's beginning and the answer (`closing_text`); `references` are the prompts'
+    answers from `references_by_prompt`.
     """
     mixed = [
         (group, answers)

@@ -20,8 +20,7 @@ from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
 from verl.evaluation.exploration.likelihoods import likelihood_rows, references_by_prompt
 from verl.evaluation.exploration.plan import Plan, Prompt, changed_config, prompt_ids
-from verl.evaluation.exploration.proposals import Proposal, Propose, Proposed, Samples
-from verl.evaluation.exploration.table import Group, Step, Trajectory, summary
+from verl.evaluation.exploration.table import Group, Proposal, Propose, Proposed, Samples, Step, Trajectory, summary
 from verl.utils.parts import parts
 from verl.workers.rollout.answer_likelihood import closing_text
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine, gather_or_cancel
