@@ -40,8 +40,6 @@ def compute_entropy_h(
     which h is 0 (nearest rank). h has no gradient and is 0 outside the mask, without valid tokens, and if all entropies
     are equal. Tokens whose entropy is not finite do not count; verl's entropy is not finite where a logit is -inf.
     """
-    if not 0.0 <= pivot <= 1.0:
-        raise ValueError(f"pivot={pivot}: expected a quantile in [0, 1]")
     # On the CPU numpy's selection and partition are several times faster than torch's masked_select and kthvalue.
     valid = (response_mask.bool() & entropy.isfinite()).cpu().numpy()
     x = torch.from_numpy(entropy.detach().float().cpu().numpy()[valid]).clamp_(min=ENTROPY_FLOOR).log_()

@@ -272,7 +272,9 @@ class SuccessfulPaths(Component):
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
         shown = rows.groups[: self.config.trainer.get("tree_prompts", 8)]
-        right = [[path.tolist() for path in paths] for paths in self._right_paths(rows, shown)]
+        is_right = (rows.rewards.sum(-1) > self.threshold).tolist()
+        responses = _responses(rows, [[row for row in group.rows if is_right[row]] for group in shown])
+        right = [[path.tolist() for path in paths] for paths in responses]
         distances = [rdi(sorted(set(map(tuple, paths)))) for paths in right]
         pairs = zip(shown, right, strict=True)
         novelties = [novelty(paths, self.references.of(group.problem)) for group, paths in pairs]
@@ -283,11 +285,6 @@ class SuccessfulPaths(Component):
         for _, problem, paths in sorted(self.first_visits, key=lambda visit: visit[:2]):
             self.references.keep(problem, paths)
         self.first_visits = []
-
-    def _right_paths(self, rows: BatchRows, groups: Sequence[Group]) -> list[list[torch.Tensor]]:
-        """Return the right responses of each group as token ids."""
-        is_right = (rows.rewards.sum(-1) > self.threshold).tolist()
-        return _responses(rows, [[row for row in group.rows if is_right[row]] for group in groups])
 
     def state_dict(self) -> dict:
         return self.references.state_dict()

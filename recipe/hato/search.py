@@ -198,19 +198,17 @@ class Search:
         chosen = self._chosen()
         scores = [self._score(number) for number in chosen]
         temperature = self.exploration.selection_temperature
-        child_counts = dict(zip(chosen, self._child_counts(chosen, scores), strict=True))
+        if self.config.independent_paths:
+            counts = [self.n_leaves if number == ROOT else 1 for number in chosen]
+        else:
+            counts = branching_factors(scores, self.config, temperature)
+        child_counts = dict(zip(chosen, counts, strict=True))
         bounds = Bounds(self.frontier, self.config, self.n_leaves)
         granted = {}
         for number in drawn_order(chosen, scores, temperature, self.seed):
             depth = self.frontier.steps[number].depth
             granted[number] = bounds.grant(depth, child_counts[number], depth + 1 == self.config.max_depth)
         return [Expansion(number, *granted[number]) for number in chosen]
-
-    def _child_counts(self, chosen: Sequence[int], scores: Sequence[float]) -> list[int]:
-        """Return the number of children of each of the steps chosen together, before bounds."""
-        if self.config.independent_paths:
-            return [self.n_leaves if number == ROOT else 1 for number in chosen]
-        return branching_factors(scores, self.config, self.exploration.selection_temperature)
 
     def _score(self, number: int) -> float:
         step = self.frontier.steps[number]

@@ -41,7 +41,7 @@ from verl.workers.config.schedule import ASYNCHRONOUS, filters_groups, schedule_
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, MODEL, TOOL, Segment, SegmentInfo, TrajectoryTree
-from verl.workers.rollout.tree_builder import BranchPolicy, Continuation, Ended, Path, Score, TreeBuilder
+from verl.workers.rollout.tree_builder import BranchPolicy, Ended, Path, Score, TreeBuilder
 
 # Key in the extra_info of a step that the reward loop scores: {"before", "step"} are texts.
 STEP_INFO = "hato_step"
@@ -327,14 +327,11 @@ class Round:
         )
         entropies = generation.entropies if n_entropy else None
         segment = Segment(None, generation.token_ids, generation.log_probs, info=SegmentInfo(entropies=entropies))
-        then = await self._settle(expansion.node, before.then(segment))
+        key = expansion.node, before.then(segment)
+        if key not in self.settled:  # identical siblings call the environment once
+            self.settled[key] = asyncio.ensure_future(builder.settle(key[1]))
+        then = await self.settled[key]
         return Drawn(expansion.node, before, most, [segment, *then.segments], then.ended)
-
-    async def _settle(self, node: int, path: Path) -> Continuation:
-        """Return the environment's reply to a step after `node`; identical siblings call the environment once."""
-        if (node, path) not in self.settled:
-            self.settled[node, path] = asyncio.ensure_future(self.builder.settle(path))
-        return await self.settled[node, path]
 
     def _features(self, step: Drawn, drawn: Sequence[Drawn], local: float) -> list[float]:
         """Return the features of one of the steps drawn together, the value model's input."""

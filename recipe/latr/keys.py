@@ -109,11 +109,6 @@ def mix_ratio(schedule: dict[int, float], training_step: int) -> float:
     return schedule[max(step for step in schedule if step <= training_step)]
 
 
-def tree_branches(n: int, ratio: float) -> int:
-    """Return how many of n responses come from the tree; Python's rounding, as in the published code."""
-    return round(n * ratio)
-
-
 def tightened(config: KTConfig, steps: int) -> KTConfig:
     """Return the config with its thresholds moved by `steps` times param_scheduler_step, clamped to [0, 1].
 

@@ -87,11 +87,7 @@ def expected_branches(seconds_NT: np.ndarray, gaps_NT: np.ndarray, absolute: flo
 
 
 def rounded(value: float, up: bool) -> float:
-    """Return a share rounded up or down to two significant digits.
-
-    >>> rounded(0.0432, up=False), rounded(0.0432, up=True), rounded(0.999, up=True)
-    (0.043, 0.044, 1.0)
-    """
+    """Return a share rounded up or down to two significant digits."""
     if value <= 0:
         return 0.0
     digits = 1 - math.floor(math.log10(value))

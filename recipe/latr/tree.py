@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from stop_words import get_stop_words
 
 import recipe.latr.over_generation  # noqa: F401  # registers tree=over_generation
-from recipe.latr.keys import SECTION, KTConfig, Tightened, mix_ratio, tightened, tree_branches
+from recipe.latr.keys import SECTION, KTConfig, Tightened, mix_ratio, tightened
 from recipe.latr.lookahead import Choice, LookaheadTree, Row
 from verl.utils.parts import register_tree
 from verl.workers.config.keys import ROLLOUT, check_log_probs
@@ -130,8 +130,8 @@ class Policy(BranchPolicy):
             grower.annotate(leaf_of)
 
     def branches(self, n: int) -> int:
-        """Return how many of n trajectories come from the tree."""
-        return tree_branches(n, mix_ratio(self.config.mix_ratio_schedule, self.training_step))
+        """Return how many of n trajectories come from the tree; Python's rounding, as in the published code."""
+        return round(n * mix_ratio(self.config.mix_ratio_schedule, self.training_step))
 
 
 class TreeGrower:

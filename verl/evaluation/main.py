@@ -279,13 +279,6 @@ def _files_under_outputs(benchmark: str) -> list[str]:
     return sorted(map(str, own or [path for suffix in SUFFIXES for path in data.glob(f"*/{benchmark}{suffix}")]))
 
 
-def _fingerprint_of_files(files: list[str]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(Path(file).read_bytes())
-    return digest.hexdigest()[:16]
-
-
 def settings_of(plan: Plan) -> dict:
     """Return all settings on which the samples depend; samples are added to a file only if it has the same settings."""
     asked = OmegaConf.to_container(plan.config, resolve=True)
@@ -294,7 +287,10 @@ def settings_of(plan: Plan) -> dict:
     # A folder or file of the same name may have got another model or other questions in the meantime.
     settings["weights"] = fingerprint(plan.checkpoint) if plan.checkpoint else None
     settings["apply_chat_template_kwargs"] = plan.template
-    settings["data"] = _fingerprint_of_files(_files(plan.config))
+    digest = hashlib.sha256()
+    for file in _files(plan.config):
+        digest.update(Path(file).read_bytes())
+    settings["data"] = digest.hexdigest()[:16]
     settings["server"] = {key: asked["server"][key] for key in ("name", "api", "tokenizer")}
     if plan.scoring == "judge":
         settings["judge"] = {key: asked["judge"][key] for key in ("url", "name", "max_tokens", "temperature")}

@@ -41,13 +41,8 @@ class IGPOKeys:
 
 
 def discounted_sums(rewards: list[float], gamma: float) -> list[float]:
-    """Return for each turn the sum of its reward and the later ones, discounted by gamma for each turn between.
-
-    >>> discounted_sums([0.3, -0.1, 1.0], 0.5)
-    [0.5, 0.4, 1.0]
-    """
-    sums = []
-    later = 0.0
+    """Return for each turn the sum of its reward and the later ones, discounted by gamma for each turn between."""
+    sums, later = [], 0.0
     for reward in reversed(rewards):
         later = reward + gamma * later
         sums.append(later)

@@ -10,10 +10,6 @@ from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, MODEL, TOOL, Tra
 from verl.workers.rollout.tree_builder import Path
 
 
-def kept_children(tree, number):
-    return [child for child in tree.steps[number].children if tree.is_kept(child)]
-
-
 def test_identical_siblings_are_one_step_that_counts():
     tree = frontier()
     first = tree.add(ROOT, [model(5, 6)], ended=False, value=0.3)

@@ -42,11 +42,7 @@ def references_by_prompt(rows: Sequence[Mapping]) -> list[tuple[list[str], list[
 
 
 def auc(right: Sequence[float], wrong: Sequence[float]) -> float:
-    """Return the share of pairs in which the number of `right` exceeds that of `wrong`; equal numbers count half.
-
-    >>> auc([3.0, 1.0], [1.0, 0.0])
-    0.875
-    """
+    """Return the share of pairs in which the number of `right` exceeds that of `wrong`; equal numbers count half."""
     return fmean((high > low) + (high == low) / 2 for high, low in product(right, wrong))
 
 
