@@ -290,7 +290,6 @@ def explain(config: DictConfig, seed: int = 0, drift: float = 0.0) -> tuple[str,
 
 
 def _place(at: torch.Tensor) -> torch.Tensor:
-    """Return the place (B, T) of each marked token among its row's marked tokens, from 0."""
     return at.cumsum(-1) - 1
 
 

@@ -55,7 +55,6 @@ def token_level_group_advantage(
 def _outcomes_and_groups(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return each response's outcome, its number of tokens, and the number of its group."""
     groups = torch.from_numpy(np.unique(index, return_inverse=True)[1]).to(rewards.device)
     return rewards.sum(dim=-1), mask.float().sum(dim=-1), groups
 

@@ -294,6 +294,5 @@ class SuccessfulPaths(Component):
 
 
 def _responses(rows: BatchRows, groups: Sequence[Sequence[int]]) -> list[list[torch.Tensor]]:
-    """Return the response tokens of each row of each group."""
     tokens = iter(rows.column("responses", [row for group in groups for row in group]))
     return [[next(tokens) for _ in group] for group in groups]

@@ -177,5 +177,4 @@ class MetaLearning(Component):
 
 
 def _is_open(meta: dict, steps_done: int) -> bool:
-    """Return whether `hato.meta_learning` with these values is within an episode."""
     return meta["enable"] and steps_done % episode_length(meta["method"], meta["n_inner_steps"]) > 0

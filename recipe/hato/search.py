@@ -215,7 +215,6 @@ class Search:
         return step.value + self.exploration.beta_u * step.uncertainty
 
     def _chosen(self) -> list[int]:
-        """Return the numbers of the steps to expand, ascending."""
         waiting, dfs = self.frontier.open_steps(), self.config.search_algorithm == "dfs"
         depths = [self.frontier.steps[number].depth for number in waiting]
         depth = (max if dfs else min)(depths, default=0)

@@ -334,7 +334,6 @@ class Round:
         return Drawn(expansion.node, before, most, [segment, *then.segments], then.ended)
 
     def _features(self, step: Drawn, drawn: Sequence[Drawn], local: float) -> list[float]:
-        """Return the features of one of the steps drawn together, the value model's input."""
         siblings = [other.distinct_tokens for other in drawn if other.node == step.node and other is not step]
         log_probs = [p for segment in step.model_segments for p in segment.log_probs]
         entropies = [h for segment in step.model_segments for h in segment.info.entropies or ()]

@@ -289,7 +289,6 @@ class LookaheadTree:
         return self._is_full() and all(row.birth_step + last_lookahead < self.step for row in self.rows)
 
     def _is_full(self) -> bool:
-        """Return whether the tree has enough branches to be left."""
         config = self.config
         share = config.return_nb_thres_init - config.return_nb_thres_decay * self.step / self.max_new_tokens
         return len(self.rows) >= round(self.k * share)

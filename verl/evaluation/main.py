@@ -71,7 +71,6 @@ class EvaluationError(ValueError):
 
 @contextmanager
 def _as_evaluation_error():
-    """Turn a ValueError or TypeError about the user's settings into an EvaluationError."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -456,7 +455,6 @@ def _plans(config: DictConfig) -> list[Plan]:
 
 
 def _results(plan: Plan, samples: SampleFile) -> list[str]:
-    """Measure the samples, write the log, and return the lines of the results."""
     config, questions = plan.config, plan.questions.questions
     rows = [samples.rows[question.id, number] for question in questions for number in range(config.n)]
     limits: dict[str, int] = {}

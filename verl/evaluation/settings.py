@@ -103,5 +103,4 @@ def reported_settings(config: DictConfig, prompt: str, template: dict, scoring: 
 
 
 def _plain(value):
-    """Return a config's value in Python's own types."""
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value

@@ -35,7 +35,6 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cells(row: dict[str, Any], n: int) -> dict[str, str]:
-    """Return column -> text of a policy's row."""
     low, high = (row[f"accuracy{end}"] for end in INTERVAL_ENDS)
     whole = "" if row["trajectories"] == n else f" of {row['trajectories']:.1f}"
     return {

@@ -81,7 +81,6 @@ async def likelihood_rows(
 
 
 async def _group_aucs(bar: tqdm, engine, tokenizer, closing: str, group: Group, answers, share: float) -> list[float]:
-    """Return the AUC of each signal within a group."""
     both = [AnswerLikelihood(engine.score, tokenizer, closing, each) for each in answers]
 
     async def signals(trajectory: Trajectory) -> list[float]:

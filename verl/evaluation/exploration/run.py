@@ -143,7 +143,6 @@ class Diagnosis:
         await Recorder(self.engine).generate(GenerationRequest(self.plan.prompts[0].ids, 2, (), seed=0))
 
     async def _grow(self, prompt: Prompt, rollout: TreeRollout) -> tuple:
-        """Return the prompt, its tree, the policy that grew it, and the recorder."""
         recorder, task, keys = Recorder(self.engine), PromptTask.of_row(prompt.about), rollout.config.actor_rollout_ref
         sampling = {name: keys.rollout[name] for name in ("temperature", "top_p", "top_k")}
         async with self.environment.opened(task.row, rollout.seed_of(task)) as environment:

@@ -155,7 +155,6 @@ def lora_settings(actor: Path) -> dict[str, Any]:
 
 
 def _plain(name: str) -> str:
-    """Return a weight's name in the model without LoRA."""
     return name.removeprefix(PEFT_PREFIX).replace(".base_layer.", ".")
 
 

@@ -45,7 +45,6 @@ def _value(row: dict, name: str):
 
 
 def _is_verl_row(fields: Iterable[str]) -> bool:
-    """Return whether these are the fields of a row in verl's format."""
     return {"prompt", "reward_model"} <= set(fields)
 
 

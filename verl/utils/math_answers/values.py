@@ -115,7 +115,6 @@ def _computed(function: Callable, *operands: Value) -> Value:
 
 
 def _arithmetic(operation: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
-    """Return the operation for fractions, for numbers of mpmath, and for matrices of fitting shapes."""
 
     def result(left: Value, right: Value) -> Value:
         if isinstance(left, Fraction) and isinstance(right, Fraction):
