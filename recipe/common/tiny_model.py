@@ -48,10 +48,8 @@ class TinyModelConfig:
 
 
 def make_tokenizer(max_length: int = 2048, extra_words: Sequence[str] = ()):
-    """Return a `PreTrainedTokenizerFast` of 256 bytes, three special tokens, `WORDS` and `extra_words`.
-
-    "\\n" is one token, as verl's chat-template code asks for.
-    """
+    """Return a `PreTrainedTokenizerFast` of 256 bytes, three special tokens, `WORDS` and `extra_words`. "\\n" is one
+    token, as verl's chat-template code asks for."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -48,10 +48,8 @@ class HAPOKeys:
 def ada_clip(
     h: torch.Tensor, clip_ratio_low: float, clip_ratio_high: float, clip_alpha: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return asymmetric adaptive clip ranges (eps_low', eps_high'), each of h's shape.
-
-    A certain token (h <= 0) may fall further, an uncertain one (h > 0) may rise further; the other side stays.
-    """
+    """Return asymmetric adaptive clip ranges (eps_low', eps_high'), each of h's shape. A certain token (h <= 0) may
+    fall further, an uncertain one (h > 0) may rise further; the other side stays."""
     low = clip_ratio_low * (1 - clip_alpha * h.clamp(max=0.0))
     high = clip_ratio_high * (1 + clip_alpha * h.clamp(min=0.0))
     return low, high
@@ -100,10 +98,8 @@ def compute_policy_loss_hapo(
     config=None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict]:
-    """Return the loss of dual-clip PPO with HAPO's clip ranges and advantages; all tensors (B, T).
-
-    With both mechanisms off it is upstream's `vanilla` loss. h comes from `ENTROPY_H`, which the trainer binds.
-    """
+    """Return the loss of dual-clip PPO with HAPO's clip ranges and advantages; all tensors (B, T). With both mechanisms
+    off it is upstream's `vanilla` loss. h comes from `ENTROPY_H`, which the trainer binds."""
     clip = config.clip_ratio
     low = config.clip_ratio_low if config.clip_ratio_low is not None else clip
     high = config.clip_ratio_high if config.clip_ratio_high is not None else clip

@@ -244,10 +244,8 @@ def compute_hato_advantage(
 
 
 def _compared_siblings(credit: StepCredit) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return for each group of at least two siblings its prompt's number, its draws, and whether it varies.
-
-    A group that differs in R_local alone does not vary, whatever `hato.train_on_local_reward_alone` says.
-    """
+    """Return for each group of at least two siblings its prompt's number, its draws, and whether it varies. A group
+    that differs in R_local alone does not vary, whatever `hato.train_on_local_reward_alone` says."""
     nodes = credit.nodes
     numbers, n = nodes.sibling_group, len(nodes) + len(nodes.prompts)
     compared = numbers.bincount(minlength=n) > 1

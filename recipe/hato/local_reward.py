@@ -51,10 +51,8 @@ def progress(step: Step) -> float:
 
 
 def heuristic(step: Step) -> float:
-    """Return the harmonic mean of coherence and progress: low for a step that repeats, and for one off the subject.
-
-    It says nothing about whether a step is right; give it a small weight (`hato.reward_weights.alpha`).
-    """
+    """Return the harmonic mean of coherence and progress: low for a step that repeats, and for one off the subject. It
+    says nothing about whether a step is right; give it a small weight (`hato.reward_weights.alpha`)."""
     on_subject, new = coherence(step), progress(step)
     if on_subject + new == 0:
         return 0.0

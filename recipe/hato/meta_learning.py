@@ -61,10 +61,8 @@ class MetaEpisode:
         self.querying = True
 
     def end(self) -> None:
-        """End the episode: move to reptile's interpolation, or restore theta and set `grad` to maml's mean gradient.
-
-        If no finite gradient came after `query`, every `grad` is None, so that the optimizer's step changes nothing.
-        """
+        """End the episode: move to reptile's interpolation, or restore theta and set `grad` to maml's mean gradient. If
+        no finite gradient came after `query`, every `grad` is None, so that the optimizer's step changes nothing."""
         pairs = zip(self.parameters(), self.start, strict=True)
         if self.method == "reptile":
             for p, saved in pairs:  # in float32, rounded once

@@ -412,10 +412,8 @@ async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
 
 
 def evaluate(config: DictConfig) -> list[str]:
-    """Run an evaluation on one or more benchmarks, or continue it, and return the lines of its results.
-
-    With DRY_RUN=1 in the environment nothing is started, and the lines describe the checked plans instead.
-    """
+    """Run an evaluation on one or more benchmarks, or continue it, and return the lines of its results. With DRY_RUN=1
+    in the environment nothing is started, and the lines describe the checked plans instead."""
     plans = _plans(config)
     if os.environ.get("DRY_RUN", "0") not in ("", "0"):
         lines = [line for plan in plans for line in [*plan.describe(), f"samples: {plan.path}"]]

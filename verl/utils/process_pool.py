@@ -60,10 +60,8 @@ class ProcessPool:
             self.slots.put(None)
 
     def ask(self, request: Any, seconds: float) -> Any:
-        """Return the reply to a request, or None after `seconds`, which do not include a process's start.
-
-        Raises RuntimeError if no process starts.
-        """
+        """Return the reply to a request, or None after `seconds`, which do not include a process's start. Raises
+        RuntimeError if no process starts."""
         process, reply = self.slots.get(), None
         try:
             process = process or _Process(self.name, self.command)

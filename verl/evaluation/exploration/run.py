@@ -60,10 +60,8 @@ def running_engine(plan: Plan) -> Iterator[VLLMEngine]:
 
 
 class Recorder(GroupEngine):
-    """An engine for one prompt that also records the distribution at each token.
-
-    It asks for entropies and top log-probs with every request, so that measuring costs all policies the same time.
-    """
+    """An engine for one prompt that also records the distribution at each token. It asks for entropies and top
+    log-probs with every request, so that measuring costs all policies the same time."""
 
     def __init__(self, engine: RolloutEngine):
         super().__init__(engine)

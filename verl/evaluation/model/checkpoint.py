@@ -70,10 +70,8 @@ def checkpoint_step(run_dir: Path, step: int | None) -> int:
 
 
 def fingerprint(checkpoint: Checkpoint) -> str | None:
-    """Return a hash of the names, sizes, first and last MiB of the files of weights; None for a name on the hub.
-
-    For a run's checkpoint the shards are hashed, so that merging them does not change the hash.
-    """
+    """Return a hash of the names, sizes, first and last MiB of the files of weights; None for a name on the hub. For a
+    run's checkpoint the shards are hashed, so that merging them does not change the hash."""
     folder = Path(checkpoint.model)
     if checkpoint.step is not None:
         folder = next(parent for parent in folder.parents if parent.name.startswith("global_step_")) / "actor"
@@ -169,10 +167,8 @@ def _read_shards(actor: Path) -> list[Mapping[str, torch.Tensor]]:
 
 
 def _whole(name: str, shards: list[Mapping[str, torch.Tensor]]) -> torch.Tensor:
-    """Return a weight from the shards of all ranks. Ranks that hold copies (HSDP) are read once.
-
-    A weight that is no DTensor is whole on each rank.
-    """
+    """Return a weight from the shards of all ranks. Ranks that hold copies (HSDP) are read once. A weight that is no
+    DTensor is whole on each rank."""
     first = shards[0][name]
     if not isinstance(first, DTensor):
         return first

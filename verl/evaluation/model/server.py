@@ -59,10 +59,8 @@ BEYOND_OPENAI = ("top_k", "repetition_penalty", "chat_template_kwargs")
 
 
 class ServerEngine(RolloutEngine):
-    """A `RolloutEngine` on a vLLM server: it takes and returns token ids, without log-probabilities.
-
-    The clients from `clients_of` take turns. Requests beyond `concurrency` wait.
-    """
+    """A `RolloutEngine` on a vLLM server: it takes and returns token ids, without log-probabilities. The clients from
+    `clients_of` take turns. Requests beyond `concurrency` wait."""
 
     def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int, repetition_penalty: float = 1.0):
         self.clients, self.model, self.slots = itertools.cycle(clients), model, asyncio.Semaphore(concurrency)
@@ -224,9 +222,7 @@ def free_port() -> int:
 @contextmanager
 def serving(model: str, log: Path, options: Sequence[str] = ()) -> Iterator[str]:
     """Run `vllm serve` for a folder or hub name on a free port of this machine, by `scripts/serve.sh`; yield its URL.
-
-    When the block ends, the server and all processes that it started are ended.
-    """
+    When the block ends, the server and all processes that it started are ended."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     log.parent.mkdir(parents=True, exist_ok=True)
     command = ["bash", str(ROOT / "scripts/serve.sh"), model, "--host", "127.0.0.1", "--port", str(port), *options]

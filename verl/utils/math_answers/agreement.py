@@ -82,10 +82,8 @@ def close(left: Value, right: Value, tolerance: Value | None = None) -> bool:
 
 
 def same_formula(left: tuple, right: tuple) -> bool:
-    """Return whether two formulas have the same values wherever they are real, and are real at the same points.
-
-    An exact number and its rounded decimal are the same, too, if the decimal has enough digits (see `is_rounded`).
-    """
+    """Return whether two formulas have the same values wherever they are real, and are real at the same points. An
+    exact number and its rounded decimal are the same, too, if the decimal has enough digits (see `is_rounded`)."""
     if left == right or is_rounded(left, right) or is_rounded(right, left):
         return True
     try:
@@ -95,10 +93,8 @@ def same_formula(left: tuple, right: tuple) -> bool:
 
 
 def is_rounded(decimal: tuple, exact: tuple) -> bool:
-    """Return whether a decimal is a rounded exact number with endless digits, up to one unit of its last digit.
-
-    The decimal needs at least 10 digits if the exact number is irrational, and 15 if it is a fraction.
-    """
+    """Return whether a decimal is a rounded exact number with endless digits, up to one unit of its last digit. The
+    decimal needs at least 10 digits if the exact number is irrational, and 15 if it is a fraction."""
     if decimal[0] != "number" or decimal[2] < MANY_DIGITS or symbols(exact):
         return False
     if any(part[0] == "number" and part[2] for part in parts(exact)):

@@ -152,10 +152,8 @@ def quantities(phrase: Phrase) -> list[Any]:
 
 
 def is_unit(items: Sequence[Token], before: str = "") -> bool:
-    """Return whether tokens behind a number are a unit: words with signs between them, such as km / h ^ 2.
-
-    Words that say more than a unit (TELLING), such as "if", are none. `before` is the text of the token before `items`.
-    """
+    """Return whether tokens behind a number are a unit: words with signs between them, such as km / h ^ 2. Words that
+    say more than a unit (TELLING), such as "if", are none. `before` is the text of the token before `items`."""
     for token in items:
         if token.kind == "word":
             is_multiple = token.text[0] in "万亿百千" and token.text not in UNITS

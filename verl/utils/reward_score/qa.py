@@ -92,10 +92,8 @@ def check_row(data_source, ground_truth, extra_info=None, metric: str = "f1", **
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, metric: str = "f1", **kwargs) -> dict:
-    """Score a bare answer by `metric`, `f1` or `em` (exact match); `deep_research` scores trajectories.
-
-    The result has `score`, `acc` (exact match), `f1` in [0, 1], and `pred`, the normalized answer for majority votes.
-    """
+    """Score a bare answer by `metric`, `f1` or `em` (exact match); `deep_research` scores trajectories. The result has
+    `score`, `acc` (exact match), `f1` in [0, 1], and `pred`, the normalized answer for majority votes."""
     check_row(data_source, ground_truth, metric=metric)
     golds = gold_answers(ground_truth)
     answer = solution_str if isinstance(solution_str, str) else ""
