@@ -83,7 +83,7 @@ class Frontier:
             at = self.tree.add(replace(segment, parent=at, info=segment.info.copy()))
             step.segments.append(at)
         step.n_tokens = len(tokens)
-        self._segments_of(step)[0].info.fields[DRAWS.name] = 1
+        self.tree.segments[step.segments[0]].info.fields[DRAWS.name] = 1
         number = len(self.steps)
         self.steps.append(step)
         above.status = EXPANDED
@@ -168,10 +168,7 @@ class Frontier:
         return [token for segment in self._segments(number) if segment.author == MODEL for token in segment.token_ids]
 
     def _segments(self, number: int) -> list[Segment]:
-        return self._segments_of(self.steps[number])
-
-    def _segments_of(self, step: Step) -> list[Segment]:
-        return [self.tree.segments[i] for i in step.segments]
+        return [self.tree.segments[i] for i in self.steps[number].segments]
 
     def is_kept(self, number: int) -> bool:
         return self.steps[number].status != PRUNED
