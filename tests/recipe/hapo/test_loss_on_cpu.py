@@ -5,9 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from verl.trainer.ppo.core_algos import (
-    compute_grpo_outcome_advantage,
-)
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from recipe.hapo.credit import compute_hapo_outcome_advantage, token_level_group_advantage
 from recipe.hapo.loss import compute_policy_loss_hapo

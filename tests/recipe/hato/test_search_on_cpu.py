@@ -8,13 +8,7 @@ import pytest
 
 from recipe.hato.frontier import LEAF, ROOT, Frontier
 from recipe.hato.keys import ExplorationConfig, TreeConfig
-from recipe.hato.search import (
-    Expansion,
-    Search,
-    branching_factors,
-    drawn_order,
-    ucb_grants,
-)
+from recipe.hato.search import Expansion, Search, branching_factors, drawn_order, ucb_grants
 from tests.recipe.hato.trees import frontier, model
 
 # the best first, nothing pruned

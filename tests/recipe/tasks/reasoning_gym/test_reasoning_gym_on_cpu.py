@@ -39,12 +39,7 @@ def test_the_answer_of_each_family_is_right_and_another_is_not(family):
 
 def test_answers_are_found_between_tags_in_a_box_or_alone():
     truth = json.dumps({"family": "chain_sum", "config": {}, "answer": "12", "metadata": {}})
-    for response in (
-        "<answer>3</answer> <answer> 12 </answer>",
-        r"so \boxed{12}",
-        " 12\n",
-        "<answer>+12.0</answer>",
-    ):
+    for response in ("<answer>3</answer> <answer> 12 </answer>", r"so \boxed{12}", " 12\n", "<answer>+12.0</answer>"):
         assert score(truth, response)["acc"] == 1.0
     partial = score(truth, "<answer>12 or 13</answer>")
     assert (partial["acc"], partial["score"]) == (0.0, 2 / 8)
