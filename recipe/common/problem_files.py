@@ -1,4 +1,4 @@
-"""Helpers for the makers of small tasks: checks of fields, draws of problems, splits, and the command line."""
+"""Helpers for makers of data: checks of fields, draws of problems, splits, published files, and the command line."""
 
 import argparse
 import random
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
-from verl.utils.data_files import write_rows
+from verl.utils.data_files import BadRow, describe_bad, read_rows, write_rows
 
 Problem = TypeVar("Problem", bound=Hashable)
 
@@ -143,3 +143,38 @@ def run_maker(
     print(", ".join(f"{name}={value}" for name, value in asdict(config).items()))
     for split, path in paths.items():
         print(f"{split}: {getattr(config, sizes[split]):,} rows in {path}")
+
+
+def converter_options(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that `convert_file` reads."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--input", required=True, type=Path)
+    parser.add_argument("--output", required=True, type=Path)
+    parser.add_argument("--skip-bad-rows", action="store_true")
+    return parser
+
+
+def convert_file(options: argparse.Namespace, convert: Callable[[dict, int, int], dict | None]) -> None:
+    """Write a published file in verl's format. `convert` gets a row with lower-case keys, its number, and the number of
+    rows so far; it returns the new row, None to leave it out, or raises BadRow."""
+    rows: list[dict] = []
+    bad: dict[int, str] = {}
+    try:
+        for number, row in enumerate(read_rows(options.input)):
+            try:
+                if not isinstance(row, dict):
+                    raise BadRow(f"expected an object, got {type(row).__name__}")
+                converted = convert({key.lower(): value for key, value in row.items()}, number, len(rows))
+                rows += [] if converted is None else [converted]
+            except BadRow as error:
+                bad[number] = str(error)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+    if bad and not options.skip_bad_rows:
+        raise SystemExit(f"error: {options.input}: {describe_bad(bad)}; --skip-bad-rows leaves them out")
+    if not rows:
+        raise SystemExit(f"error: {options.input} has no usable rows: {describe_bad(bad)}")
+    write_rows(options.output, rows)
+    print(f"{len(rows):,} rows in {options.output}")
+    if bad:
+        print(f"left out: {describe_bad(bad)}")
