@@ -47,6 +47,12 @@ class TinyModelConfig:
             )
 
 
+def model_of_1_3_million(extra_words: Sequence[str]) -> TinyModelConfig:
+    return TinyModelConfig(
+        hidden_size=160, intermediate_size=640, num_heads=5, num_kv_heads=5, extra_words=tuple(extra_words)
+    )
+
+
 def make_tokenizer(max_length: int = 2048, extra_words: Sequence[str] = ()):
     """Return a `PreTrainedTokenizerFast` of 256 bytes, three special tokens, `WORDS` and `extra_words`. "\\n" is one
     token, as verl's chat-template code asks for."""

@@ -30,7 +30,7 @@ from recipe.common.problem_files import (
     run_maker,
     write_splits,
 )
-from recipe.common.tiny_model import TinyModelConfig
+from recipe.common.tiny_model import model_of_1_3_million
 from recipe.tasks.reasoning_gym.families import check_families, make_dataset
 
 SIZES = {"test": "test_size", "sft": "demo_size", "train": "train_size"}  # train.parquet is last: then all files exist
@@ -40,14 +40,7 @@ INSTRUCTION = "Think first, then give the answer alone between tags, as in <answ
 WRONG_BY = (-3, -2, -1, 1, 2, 3)  # errors of a wrong line of a demonstration
 ARITHMETIC = "State the final answer to the following arithmetic problem: "
 # a model of 1.3 million parameters, for which the words of chain_sum's questions, and numbers, are one token
-MODEL = TinyModelConfig(
-    hidden_size=160,
-    intermediate_size=640,
-    num_layers=3,
-    num_heads=5,
-    num_kv_heads=5,
-    extra_words=(ARITHMETIC, " + ", " - ", " =", *map(str, range(10, 100))),
-)
+MODEL = model_of_1_3_million([ARITHMETIC, " + ", " - ", " =", *map(str, range(10, 100))])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from recipe.common.problem_files import (
     split_of,
     write_splits,
 )
-from recipe.common.tiny_model import TinyModelConfig
+from recipe.common.tiny_model import model_of_1_3_million
 from recipe.tasks.walk.reward import BrokenRule, apply, follow
 
 # split -> config field, in the order of writing: train.parquet is last, so if it exists, all files exist
@@ -36,14 +36,7 @@ HELD_OUT = {"valid": 0.1, "test": 0.1}  # shares of all problems
 FRUITLESS_ATTEMPTS = 20_000
 SHORT = re.compile(r"(\d+)>(\d+) (\d+):((?: [-+*/]\d+)+)")  # a prompt in style "short"
 # a model of 1.3 million parameters for which every number of a walk is one token
-MODEL = TinyModelConfig(
-    hidden_size=160,
-    intermediate_size=640,
-    num_layers=3,
-    num_heads=5,
-    num_kv_heads=5,
-    extra_words=tuple(map(str, range(10, 100))),
-)
+MODEL = model_of_1_3_million([*map(str, range(10, 100))])
 
 
 @dataclass(frozen=True, kw_only=True)
