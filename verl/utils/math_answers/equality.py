@@ -24,7 +24,8 @@ from verl.utils.math_answers.agreement import (
     same_progression,
     symbols,
 )
-from verl.utils.math_answers.quantities import BOUND, INTEGER, chemical_formula, same_quantity, same_words, with_unit
+from verl.utils.math_answers.kinds import BOUND, INTEGER
+from verl.utils.math_answers.quantities import chemical_formula, same_quantity, same_words, with_unit
 from verl.utils.math_answers.structure import readings
 from verl.utils.math_answers.tokens import Unreadable
 from verl.utils.math_answers.values import DIGITS, Point, Undefined, Value, evaluate, number

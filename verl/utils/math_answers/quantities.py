@@ -1,11 +1,11 @@
-"""The kinds of structures in an answer. Reads units, in one spelling for each, and compares quantities and ratios.
+"""Reads units, in one spelling for each, and decides whether two quantities, ratios or words are the same.
 
 A unit is a power of a few units, so that 50 cm is 0.5 m.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
@@ -13,6 +13,7 @@ from typing import Any
 
 from verl.utils.math_answers.agreement import same_formula
 from verl.utils.math_answers.formula import constant
+from verl.utils.math_answers.kinds import Formula, Phrase, Words
 from verl.utils.math_answers.tokens import Token
 from verl.utils.math_answers.values import Point, Undefined, evaluate, number
 from verl.utils.math_answers.words import CONVERSIONS, TELLING, UNIT_SYMBOLS, UNITS
@@ -59,86 +60,6 @@ def compound(quantities: list[Any]) -> list[Any]:
     for quantity, (factor, _) in zip(quantities[1:], measures[1:], strict=True):
         tree = ("add", tree, ("multiply", quantity.tree, constant(factor / measures[0][0])))
     return [Formula(tree, quantities[0].unit + COMPOUND)]
-
-
-RELATIONS = ("=", "<", "<=", ">", ">=", "!=", "in", "notin", "equiv")
-SET_OPERATORS = ("cup", "cap", "minus")
-BOUND = "the set's element"
-INTEGER = "any whole number"
-
-
-@dataclass(frozen=True)
-class Formula:
-    """A formula with its unit, in one spelling for each unit, and its text without blanks."""
-
-    tree: tuple
-    unit: str = ""
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class Words:
-    """Words that are no formula."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Phrase:
-    """Words and structures in turn, such as 3 hours 20 minutes."""
-
-    parts: tuple
-
-
-@dataclass(frozen=True)
-class Bracketed:
-    """A tuple, an interval, or, in braces, a set."""
-
-    brackets: str  # the opening and the closing one
-    items: tuple
-
-
-@dataclass(frozen=True)
-class Builder:
-    """A set of all `head` that fulfil the conditions; a single symbol as head is named BOUND."""
-
-    head: Any
-    conditions: "Listing"
-
-
-@dataclass(frozen=True)
-class NamedSet:
-    """A set with a letter of its own, such as R; the letter of the empty set is O."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Sides with relations between them, or sets with operators between them, applied from left to right."""
-
-    sides: tuple
-    relations: tuple
-
-
-@dataclass(frozen=True)
-class Listing:
-    """One or more structures beside each other, such as 1, 2 or 3; `with_or` if an "or" stands between them. `label` is
-    the letter of multiple choice before them."""
-
-    items: tuple
-    with_or: bool = False
-    label: str = ""
-
-
-def symbol(name: str) -> Formula:
-    """Return the formula that is a symbol."""
-    return Formula(("symbol", name), text=name.replace(" ", ""))
-
-
-def is_operation(structure: Any) -> bool:
-    """Return whether a structure is a union, an intersection or a difference of sets."""
-    return isinstance(structure, Chain) and set(structure.relations) <= set(SET_OPERATORS)
 
 
 def quantities(phrase: Phrase) -> list[Any]:

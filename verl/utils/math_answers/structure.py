@@ -12,18 +12,9 @@ from typing import Any
 
 from verl.utils.math_answers import kinds
 from verl.utils.math_answers.formula import constant, parse_formula
+from verl.utils.math_answers.kinds import BOUND, INTEGER, RELATIONS, SET_OPERATORS
 from verl.utils.math_answers.latex_spelling import NUMBER_WORDS
-from verl.utils.math_answers.quantities import (
-    BOUND,
-    INTEGER,
-    RELATIONS,
-    SET_OPERATORS,
-    compound,
-    is_unit,
-    quantities,
-    unit_name,
-    with_units_as_words,
-)
+from verl.utils.math_answers.quantities import compound, is_unit, quantities, unit_name, with_units_as_words
 from verl.utils.math_answers.tokens import (
     Token,
     Unreadable,
