@@ -15,6 +15,7 @@ from recipe.tasks.reasoning_gym import reward
 from recipe.tasks.reasoning_gym.data import ReasoningGymConfig, draw_problems, write_reasoning_gym
 from recipe.tasks.reasoning_gym.families import FORMULAS, REFUSED, check_families, is_allowed, library
 from recipe.tasks.reasoning_gym.worker import LITERALS
+from tests.tables import table
 
 WITHOUT_ANSWERS = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 # knight_swap takes seconds per problem
@@ -106,17 +107,7 @@ def test_an_endless_fraction_ends_with_its_process():
     assert score(problem.truth, "<answer>1e999999999</answer>", timeout_seconds=1.0)["acc"] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"family": "chain_sm"}, "did you mean chain_sum"),
-        ({"family": "puzzle24"}, "one answer solves all"),
-        ({"config": {"min_term": 2}}, "min_term"),
-        ({"config": {"min_terms": 0}}, "min_terms must be positive"),
-        ({"metadata": None}, "metadata"),
-        ({"answer": 12}, "answer must be text"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), table(__file__, "refused rows"))
 def test_refused_rows(change, message):
     truth = {"family": "chain_sum", "config": {}, "answer": "12", "metadata": {}} | change
     with pytest.raises(ValueError, match=message):
@@ -178,18 +169,7 @@ def test_answers_of_other_problems_are_the_wrong_demonstrations(tmp_path):
     assert 0 < right < 150  # two problems may have the same answer
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("families", "chain_sm", "did you mean chain_sum"),
-        ("families", "gcd,gcd", "named twice"),
-        ("family_config", "chain_sum: 3", "family_config="),
-        ("family_config", "chain_sum: {terms: 3}", "family_config: chain_sum.*terms"),
-        ("demo_correct", 1.5, "demo_correct="),
-        ("test_size", -1, "test_size="),
-        ("style", "loud", "style="),
-    ],
-)
+@pytest.mark.parametrize(("option", "value", "message"), table(__file__, "wrong options are named"))
 def test_wrong_options_are_named(option, value, message):
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **{option: value})
