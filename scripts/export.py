@@ -24,9 +24,13 @@ from recipe.common.reporting.model_card import (  # noqa: E402
     shared_config,
 )
 from recipe.common.reporting.run_metrics import load_metrics  # noqa: E402
-from verl.evaluation.model.checkpoint import checkpoint_step  # noqa: E402
-from verl.evaluation.model.folder import write_adapter, write_model_folder  # noqa: E402
-from verl.evaluation.model.shards import has_lora, lora_settings  # noqa: E402
+from verl.evaluation.model.checkpoint import (  # noqa: E402  # noqa: E402
+    checkpoint_step,  # noqa: E402
+    has_lora,
+    lora_settings,
+    write_adapter,
+    write_model_folder,
+)
 from verl.trainer.checkpoint_marker import checkpoints, saved_config, saved_versions  # noqa: E402
 from verl.utils.atomic_files import new_folder  # noqa: E402
 

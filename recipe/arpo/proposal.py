@@ -9,8 +9,7 @@ from statistics import fmean
 
 import numpy as np
 
-from verl.evaluation.exploration.proposals import Grow, Proposal, Proposed, Samples
-from verl.evaluation.exploration.table import Group, Trajectory
+from verl.evaluation.exploration.table import Group, Grow, Proposal, Proposed, Samples, Trajectory
 from verl.utils.parts import register_proposal
 
 

@@ -210,11 +210,7 @@ def padded(rows: Sequence[Sequence[float]], fill: float) -> torch.Tensor:
 
 
 def explained_config(overrides: Sequence[str]) -> DictConfig:
-    """Return a run's config with these overrides; what they leave open is small.
-
-    Raises:
-        ValueError: a value or a combination that a run would refuse as well.
-    """
+    """Return a run's config with these overrides; what they leave open is small."""
 
     def composed(more: Sequence[str]) -> DictConfig:
         with initialize_config_dir(str(CONFIG), version_base=None):
@@ -293,7 +289,6 @@ def explain(config: DictConfig, seed: int = 0, drift: float = 0.0) -> tuple[str,
 
 
 def _place(at: torch.Tensor) -> torch.Tensor:
-    """Return the place (B, T) of each marked token among its row's marked tokens, from 0."""
     return at.cumsum(-1) - 1
 
 

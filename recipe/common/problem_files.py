@@ -1,4 +1,4 @@
-"""Helpers for the makers of small tasks: checks of fields, draws of problems, splits, and the command line."""
+"""Helpers for makers of data: checks of fields, draws of problems, splits, published files, and the command line."""
 
 import argparse
 import random
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
-from verl.utils.data_files import write_rows
+from verl.utils.data_files import BadRow, describe_bad, read_rows, write_rows
 
 Problem = TypeVar("Problem", bound=Hashable)
 
@@ -32,12 +32,8 @@ def check_common_fields(config, sizes: Iterable[str], least: int = 0) -> None:
 
 
 def split_of(problem: Hashable, held_out: Mapping[str, float]) -> str:
-    """Return the split of a problem. It depends on the problem alone, so that no two splits share a problem, not even
-    in data of different seeds.
-
-    Args:
-        held_out: split -> share of all problems; the other problems belong to `train`.
-    """
+    """Return the split of a problem, which depends on the problem alone, so that no two splits share one, not even in
+    data of different seeds. `held_out` holds the splits' shares of all problems; the others belong to `train`."""
     place = random.Random(f"0/{problem}").random()
     for split, share in held_out.items():
         if place < share:
@@ -56,10 +52,8 @@ def draw_until(
 ) -> list[Problem]:
     """Return `size` problems for which `belongs` holds, distinct unless `repeats`.
 
-    Args:
-        draw: function of the number of problems so far that returns a problem, or None if the draw made none.
-        name: name of the field that sets `size`, for the error message.
-        attempts: number of consecutive draws without a new problem after which the search stops.
+    `draw` gets the number of problems so far and returns a problem or None; the search stops after `attempts`
+    consecutive draws without a new problem. `name` is the field that sets `size`, for the error message.
     """
     problems: list[Problem] = []
     seen: set[Problem] = set()
@@ -99,11 +93,7 @@ def write_splits(
     output_dir: str | Path, config, sizes: Mapping[str, str], rows_of: Callable[[str, int], list[dict]]
 ) -> dict[str, Path]:
     """Write `<split>.parquet` for each split whose size in the config is above 0, in the order of `sizes`; return the
-    paths by split. No file is ever incomplete: if the last one exists, all do.
-
-    Args:
-        rows_of: function (split, its number of rows) -> rows.
-    """
+    paths by split. No file is ever incomplete: if the last one exists, all do."""
     paths = {}
     for split, name in sizes.items():
         if size := getattr(config, name):
@@ -126,7 +116,7 @@ def run_maker(
         config_class: dataclass with the task's settings, each of which is an option.
         write: function (output_dir, config) -> split -> path of its file.
         sizes: split -> name of the config field with its number of rows.
-        models: option, such as `model-dir` -> the tiny model that it makes; None: the task has none of its own.
+        models: option, such as `model-dir` -> the tiny model that it makes.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     models = models or {}
@@ -153,3 +143,38 @@ def run_maker(
     print(", ".join(f"{name}={value}" for name, value in asdict(config).items()))
     for split, path in paths.items():
         print(f"{split}: {getattr(config, sizes[split]):,} rows in {path}")
+
+
+def converter_options(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that `convert_file` reads."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--input", required=True, type=Path)
+    parser.add_argument("--output", required=True, type=Path)
+    parser.add_argument("--skip-bad-rows", action="store_true")
+    return parser
+
+
+def convert_file(options: argparse.Namespace, convert: Callable[[dict, int, int], dict | None]) -> None:
+    """Write a published file in verl's format. `convert` gets a row with lower-case keys, its number, and the number of
+    rows so far; it returns the new row, None to leave it out, or raises BadRow."""
+    rows: list[dict] = []
+    bad: dict[int, str] = {}
+    try:
+        for number, row in enumerate(read_rows(options.input)):
+            try:
+                if not isinstance(row, dict):
+                    raise BadRow(f"expected an object, got {type(row).__name__}")
+                converted = convert({key.lower(): value for key, value in row.items()}, number, len(rows))
+                rows += [] if converted is None else [converted]
+            except BadRow as error:
+                bad[number] = str(error)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+    if bad and not options.skip_bad_rows:
+        raise SystemExit(f"error: {options.input}: {describe_bad(bad)}; --skip-bad-rows leaves them out")
+    if not rows:
+        raise SystemExit(f"error: {options.input} has no usable rows: {describe_bad(bad)}")
+    write_rows(options.output, rows)
+    print(f"{len(rows):,} rows in {options.output}")
+    if bad:
+        print(f"left out: {describe_bad(bad)}")

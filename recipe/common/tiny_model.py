@@ -22,12 +22,8 @@ CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encodi
 
 @dataclass(frozen=True, kw_only=True)
 class TinyModelConfig:
-    """Sizes of the model; the defaults make 0.36 M parameters.
-
-    Attributes:
-        max_length: largest number of tokens of prompt and response together.
-        extra_words: words that are one token each, in addition to `WORDS`.
-    """
+    """Sizes of the model; the defaults make 0.36 M parameters. `max_length` is that of prompt and response together;
+    `extra_words` are one token each, in addition to `WORDS`."""
 
     hidden_size: int = 96
     intermediate_size: int = 288
@@ -51,11 +47,15 @@ class TinyModelConfig:
             )
 
 
-def make_tokenizer(max_length: int = 2048, extra_words: Sequence[str] = ()):
-    """Return a `PreTrainedTokenizerFast` of 256 bytes, three special tokens, `WORDS` and `extra_words`.
+def model_of_1_3_million(extra_words: Sequence[str]) -> TinyModelConfig:
+    return TinyModelConfig(
+        hidden_size=160, intermediate_size=640, num_heads=5, num_kv_heads=5, extra_words=tuple(extra_words)
+    )
 
-    "\\n" is one token, as verl's chat-template code asks for.
-    """
+
+def make_tokenizer(max_length: int = 2048, extra_words: Sequence[str] = ()):
+    """Return a `PreTrainedTokenizerFast` of 256 bytes, three special tokens, `WORDS` and `extra_words`. "\\n" is one
+    token, as verl's chat-template code asks for."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -12,11 +12,8 @@ from vllm_patches.tempered_requests import KEY
 
 @register_component
 class NormalizedEntropy(Component):
-    """Component that computes h of every token for the loss, and the `EntropyStatistics` that define h in a batch.
-
-    With `adaptive_temperature` the next step's sampler computes h by these statistics; in the first step, which has
-    none, it tempers nothing.
-    """
+    """Component that computes h of every token for the loss, and the `EntropyStatistics` that define h in a batch. With
+    `adaptive_temperature` the next step's sampler uses these statistics; the first step tempers nothing."""
 
     computes = (ENTROPY_H,)
     state_file = "hapo.json"

@@ -22,11 +22,7 @@ def token_level_group_advantage(
     """Return every response's advantage against its group's mean and standard deviation over tokens, not responses.
 
     Args:
-        scores: (B,) outcome reward of each response.
-        lengths: (B,) number of valid tokens of each response.
-        groups: (B,) number of each response's group; each number from 0 to G-1 occurs.
-        epsilon: added to the standard deviation.
-        norm_adv_by_std_in_grpo: whether to divide by the standard deviation, or only to subtract the mean.
+        scores, lengths, groups: (B,) outcome reward, number of valid tokens, and group (0 to G-1) of each response.
 
     Returns:
         advantages (B,), exactly 0 where a group's scores are equal, and (G,) whether the group took GRPO's advantages
@@ -59,7 +55,6 @@ def token_level_group_advantage(
 def _outcomes_and_groups(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return each response's outcome, its number of tokens, and the number of its group."""
     groups = torch.from_numpy(np.unique(index, return_inverse=True)[1]).to(rewards.device)
     return rewards.sum(dim=-1), mask.float().sum(dim=-1), groups
 

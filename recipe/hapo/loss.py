@@ -48,10 +48,8 @@ class HAPOKeys:
 def ada_clip(
     h: torch.Tensor, clip_ratio_low: float, clip_ratio_high: float, clip_alpha: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return asymmetric adaptive clip ranges (eps_low', eps_high'), each of h's shape.
-
-    A certain token (h <= 0) may fall further, an uncertain one (h > 0) may rise further; the other side stays.
-    """
+    """Return asymmetric adaptive clip ranges (eps_low', eps_high'), each of h's shape. A certain token (h <= 0) may
+    fall further, an uncertain one (h > 0) may rise further; the other side stays."""
     low = clip_ratio_low * (1 - clip_alpha * h.clamp(max=0.0))
     high = clip_ratio_high * (1 + clip_alpha * h.clamp(min=0.0))
     return low, high
@@ -65,13 +63,10 @@ def ada_advantage(
     high: torch.Tensor | float,
     adv_beta: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return redistributed advantages, A (1 + adv_beta h) on some tokens and A on the others, and which they are.
+    """Return redistributed advantages, A (1 + adv_beta h) on some tokens and A on the others, and a mask of the former.
 
-    Uncertain tokens (h > 0) are redistributed where the ratio lies outside (1 - low/2, 1 + high/2), certain ones
-    (h <= 0) where it lies inside. Neither the choice nor h has a gradient.
-
-    Returns:
-        the advantages, and a boolean mask of the tokens whose advantage was redistributed.
+    Uncertain tokens (h > 0) are redistributed where the ratio lies outside (1 - low/2, 1 + high/2), certain ones (h <=
+    0) where it lies inside. Neither the choice nor h has a gradient.
     """
     ratio = ratio.detach()
     outside = (ratio <= 1 - low / 2) | (ratio >= 1 + high / 2)
@@ -103,15 +98,8 @@ def compute_policy_loss_hapo(
     config=None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict]:
-    """Return the loss of dual-clip PPO with HAPO's clip ranges and advantages; all tensors (B, T).
-
-    `config` is the actor's, with `adaptive_clip`, `clip_alpha`, `adaptive_advantage`, `adv_beta`. With both
-    mechanisms off it is upstream's `vanilla` loss. h comes from `ENTROPY_H`, which the trainer binds
-    (verl/utils/token_fields.py).
-
-    Raises:
-        RuntimeError: h is needed and not bound.
-    """
+    """Return the loss of dual-clip PPO with HAPO's clip ranges and advantages; all tensors (B, T). With both mechanisms
+    off it is upstream's `vanilla` loss. h comes from `ENTROPY_H`, which the trainer binds."""
     clip = config.clip_ratio
     low = config.clip_ratio_low if config.clip_ratio_low is not None else clip
     high = config.clip_ratio_high if config.clip_ratio_high is not None else clip

@@ -33,19 +33,13 @@ def entropy_to_h(entropy: torch.Tensor, statistics: EntropyStatistics) -> torch.
 def compute_entropy_h(
     entropy: torch.Tensor, response_mask: torch.Tensor, pivot: float = 0.8
 ) -> tuple[torch.Tensor, EntropyStatistics]:
-    """Return the normalized entropy of every token of the batch (section 3.1 of the paper, with h's sign kept).
+    """Return the normalized entropy (B, T) of every token (section 3.1 of the paper, with h's sign kept), and the
+    statistics.
 
-    Args:
-        entropy: (B, T) entropy in nats of the old policy over the full vocabulary.
-        response_mask: (B, T) mask of the tokens that count; the others get h = 0.
-        pivot: quantile of log H at which h is 0 (nearest rank), in [0, 1].
-
-    Returns:
-        h (B, T) float32 without gradient, and the statistics. Without valid tokens, or if all entropies are equal, h is
-        0. Tokens whose entropy is not finite do not count; verl's entropy is not finite where a logit is -inf.
+    `entropy` (B, T) is that of the old policy over the full vocabulary, in nats; `pivot` is the quantile of log H at
+    which h is 0 (nearest rank). h has no gradient and is 0 outside the mask, without valid tokens, and if all entropies
+    are equal. Tokens whose entropy is not finite do not count; verl's entropy is not finite where a logit is -inf.
     """
-    if not 0.0 <= pivot <= 1.0:
-        raise ValueError(f"pivot={pivot}: expected a quantile in [0, 1]")
     # On the CPU numpy's selection and partition are several times faster than torch's masked_select and kthvalue.
     valid = (response_mask.bool() & entropy.isfinite()).cpu().numpy()
     x = torch.from_numpy(entropy.detach().float().cpu().numpy()[valid]).clamp_(min=ENTROPY_FLOOR).log_()

@@ -27,9 +27,8 @@ from recipe.hato.credit import (
 )
 from recipe.hato.keys import DRAWS, LOCAL_REWARDS, hato_keys
 from recipe.hato.metrics import ReferencePaths, calibration_error, novelty, rdi
-from recipe.hato.records import KeptSteps, NodeBudget, SearchState
-from recipe.hato.search import temperature_at, ucb_grants
-from recipe.hato.value_model import pack, value_model_of
+from recipe.hato.search import NodeBudget, temperature_at, ucb_grants
+from recipe.hato.value_model import KeptSteps, SearchState, pack, value_model_of
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, tree_nodes
 from verl.trainer.ppo.v1.batch_rows import BatchRows, Group
 from verl.trainer.ppo.v1.component import Component, tree_of
@@ -41,10 +40,7 @@ from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, TREE_METRICS, Tr
 
 
 def credit_of(rows: BatchRows, config: DictConfig) -> StepCredit:
-    """Return HATO's credit of the batch; with adv_estimator=hato this is what the estimator has already computed.
-
-    The batch's token fields and HATO's settings must be bound, as `batch_credit` says.
-    """
+    """Return HATO's credit of the batch; with adv_estimator=hato this is what the estimator has already computed."""
     norm = config.algorithm.get("norm_adv_by_std_in_grpo", True)
     return batch_credit(rows.rewards, rows.response_mask, rows.index, norm_adv_by_std_in_grpo=norm)
 
@@ -98,15 +94,13 @@ def _mean_over_trees(node_rewards: torch.Tensor, trees: torch.Tensor) -> float:
 
 
 class Visit(NamedTuple):
-    """The results of one tree, from which the search learns.
+    """The results of one tree, from which the search learns; `order` and `problem` are the group's.
 
     Args:
-        order, problem: order and problem of the tree's group.
         features, values: the value model's input and output for each step, from when the step was drawn.
         right: share of right answers below each step; a dropped path has no answer and does not count.
         accuracy: share of right answers of the whole tree.
         varying: share of the tree's sibling groups whose verified rewards differ.
-        tokens: number of tokens generated for the tree.
     """
 
     order: tuple[int, int]
@@ -146,8 +140,8 @@ def visits_of(rows: BatchRows, credit: StepCredit) -> list[Visit]:
 class HATOSearch(Component):
     """The value model, which learns from every tree, and the settings that prompts carry to the search.
 
-    Its state consists of the value model and, for each problem, the number of steps of its trees so far and the share
-    of varying sibling groups in its last tree.
+    Its state is the value model and, for each problem, the number of steps of its trees so far and the share of varying
+    sibling groups in its last tree.
     """
 
     state_file = "hato.pt"
@@ -251,10 +245,8 @@ class HATOSearch(Component):
 
 @register_component
 class SuccessfulPaths(Component):
-    """The difference of right answers from each other (RDI), and from their problem's first paths (novelty).
-
-    Its state consists of the paths of each problem's first visit.
-    """
+    """The difference of right answers from each other (RDI), and from their problem's first paths (novelty), which are
+    its state."""
 
     state_file = "hato_paths.pt"
 
@@ -280,7 +272,9 @@ class SuccessfulPaths(Component):
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
         shown = rows.groups[: self.config.trainer.get("tree_prompts", 8)]
-        right = [[path.tolist() for path in paths] for paths in self._right_paths(rows, shown)]
+        is_right = (rows.rewards.sum(-1) > self.threshold).tolist()
+        responses = _responses(rows, [[row for row in group.rows if is_right[row]] for group in shown])
+        right = [[path.tolist() for path in paths] for paths in responses]
         distances = [rdi(sorted(set(map(tuple, paths)))) for paths in right]
         pairs = zip(shown, right, strict=True)
         novelties = [novelty(paths, self.references.of(group.problem)) for group, paths in pairs]
@@ -292,11 +286,6 @@ class SuccessfulPaths(Component):
             self.references.keep(problem, paths)
         self.first_visits = []
 
-    def _right_paths(self, rows: BatchRows, groups: Sequence[Group]) -> list[list[torch.Tensor]]:
-        """Return the right responses of each group as token ids."""
-        is_right = (rows.rewards.sum(-1) > self.threshold).tolist()
-        return _responses(rows, [[row for row in group.rows if is_right[row]] for group in groups])
-
     def state_dict(self) -> dict:
         return self.references.state_dict()
 
@@ -305,6 +294,5 @@ class SuccessfulPaths(Component):
 
 
 def _responses(rows: BatchRows, groups: Sequence[Sequence[int]]) -> list[list[torch.Tensor]]:
-    """Return the response tokens of each row of each group."""
     tokens = iter(rows.column("responses", [row for group in groups for row in group]))
     return [[next(tokens) for _ in group] for group in groups]

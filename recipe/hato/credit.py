@@ -33,9 +33,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from omegaconf import DictConfig
 
-from recipe.hato.checks import check_credit
-from recipe.hato.keys import DRAWS, LOCAL_REWARDS, REWARD_KEYS
+from recipe.hato.keys import DRAWS, LOCAL_REWARDS, REWARD_KEYS, hato_keys
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, Nodes, batch_nodes
 from verl.utils.parts import Compares, register_credit
 from verl.utils.token_fields import ContextValue
@@ -49,8 +49,6 @@ PARTS = ("local", "path", "causal", "total")
 
 class StepCredit(NamedTuple):
     """HATO's credit of a batch's nodes; its fields are (N,), numbers in float64, unless another shape is given.
-
-    >>> credit.total[credit.nodes.of_segments(uid, hato_steps["segments"])]
 
     Args:
         draws: number of times each node was drawn.
@@ -98,14 +96,11 @@ def step_credit(
     """Return HATO's credit of a batch, or of any trees, such as those that a filter has dropped.
 
     Args:
-        nodes: result of `tree_nodes` or `batch_nodes`.
         outcomes: (B,) the verifier's reward of each row.
         hato: HATOConfig of the run.
         local_rewards: (B, T) R_local of each token's step; None means 0.
         draws: (B, T) number of times each token's step was drawn; None means 1.
         dropped: (B, T) 1 at dropped steps; a row with such a step has no answer and counts as wrong. None means 0.
-        epsilon: added to the standard deviation (n - 1).
-        norm_adv_by_std_in_grpo: whether to divide by the standard deviation, or only to subtract the mean.
     """
     ones = torch.ones_like(nodes.parent)
     draws = ones if draws is None else nodes.at_first_token(draws).clamp(min=1)
@@ -161,10 +156,8 @@ def _causal_of_notes(
     through a step, minus the mean over its siblings, each as often as it was drawn, of their such means.
 
     Siblings on no successful path do not count. The result is at least 0, R_path for an only child, and 0 for leaves
-    and steps on no successful path.
-
-    Args:
-        total, successes: (N,) sum of the rewards of the successful paths through a step, and their number.
+    and steps on no successful path. `total` and `successes` are the sum of the rewards of the successful paths through
+    a step, and their number.
     """
     mean, counted = _share(total, successes), draws * (successes > 0)
     n_others = nodes.sum_of_siblings(counted) - counted
@@ -185,15 +178,9 @@ def _sibling_advantages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute draws (R - mean) / (std + eps) over siblings, each counted as often as drawn; std as in GRPO (n - 1).
 
-    The factor `draws` gives the gradient of a batch in which identical siblings are not merged. Values of R that
-    differ only by rounding count as equal.
-
-    Args:
-        total, verified: (N,) R, and beta R_path + gamma R_causal.
-        draws, hato, epsilon, norm_adv_by_std_in_grpo: see `step_credit`.
-
-    Returns:
-        `step_advantages` and `step_varies` of `StepCredit`.
+    The factor `draws` gives the gradient of a batch in which identical siblings are not merged. Values of R that differ
+    only by rounding count as equal. `verified` is beta R_path + gamma R_causal. The result is `step_advantages` and
+    `step_varies` of `StepCredit`.
     """
     weights = draws.double()
     n = nodes.sum_of_siblings(weights)
@@ -224,15 +211,21 @@ def batch_credit(
 
     Further calls with equal outcomes return the first one's result, so the trainer's metrics, value model and filter
     read what the estimator has computed. The trainer also calls it where another estimator computes the advantages.
-
-    Raises:
-        RuntimeError: the segments (`SEGMENT_IDS.bound`) or the settings (`HATO_SETTINGS.bound`) are not bound.
-        ValueError: the segments have another shape than the mask.
     """
     hato, nodes, outcomes = HATO_SETTINGS.get(), batch_nodes(index, response_mask), token_level_rewards.sum(dim=-1)
     fields = (field.get_optional() for field in (LOCAL_REWARDS, DRAWS, DROPPED_STEPS))
     settings = hato, *fields, epsilon, norm_adv_by_std_in_grpo
     return SEGMENT_IDS.once("hato", (index, outcomes, *settings), lambda: step_credit(nodes, outcomes, *settings))
+
+
+def check_credit(config: DictConfig) -> None:
+    """Check the keys on which adv_estimator=hato depends."""
+    hato_keys(config)
+    if config.algorithm.use_kl_in_reward:
+        raise ValueError(
+            "algorithm.use_kl_in_reward=true would change the verifier's rewards, of which adv_estimator=hato asks "
+            "whether they are right; use actor.use_kl_loss"
+        )
 
 
 @register_credit(
@@ -246,15 +239,13 @@ def batch_credit(
 def compute_hato_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool
 ) -> torch.Tensor:
-    """Return HATO's sibling-relative advantages (B, T); raise as `batch_credit` does."""
+    """Return HATO's sibling-relative advantages (B, T)."""
     return batch_credit(rewards, mask, index, epsilon, norm).advantages
 
 
 def _compared_siblings(credit: StepCredit) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return for each group of at least two siblings its prompt's number, its draws, and whether it varies.
-
-    A group that differs in R_local alone does not vary, whatever `hato.train_on_local_reward_alone` says.
-    """
+    """Return for each group of at least two siblings its prompt's number, its draws, and whether it varies. A group
+    that differs in R_local alone does not vary, whatever `hato.train_on_local_reward_alone` says."""
     nodes = credit.nodes
     numbers, n = nodes.sibling_group, len(nodes) + len(nodes.prompts)
     compared = numbers.bincount(minlength=n) > 1
@@ -265,13 +256,8 @@ def _compared_siblings(credit: StepCredit) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 def sibling_metrics(credit: StepCredit, response_mask: torch.Tensor) -> dict[str, float]:
-    """Return the metrics of sibling groups: their number, their size, and the shares that do not vary.
-
-    Returns:
-        `sibling_groups`: number of groups of at least two different steps; `sibling_group_size`: mean number of draws;
-        `groups_without_variance`, `tokens_without_variance`: shares of the groups, and of the mask's tokens; 1 if there
-        is no sibling group.
-    """
+    """Return the metrics of sibling groups, each of at least two different steps: their number; the mean number of
+    draws; and the shares of groups, and of the mask's tokens, that do not vary (1 without groups)."""
     _, draws, varies = _compared_siblings(credit)
     n_groups = max(len(draws), 1)
     trained = (response_mask * credit.varies).sum() / response_mask.sum().clamp(min=1)

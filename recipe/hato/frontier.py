@@ -30,7 +30,6 @@ class Step:
         parent: number of the preceding step; None for the problem.
         depth: number of steps from the problem, which has depth 0.
         segments: indices of its segments in the tree; empty for the problem.
-        value, uncertainty: estimates V and U, which guide the search.
         status: `open` (has no children yet), `expanded`, `leaf` (ended), `pruned` (dropped, with all steps below).
         children: numbers of its children, including dropped ones.
         n_tokens: number of its tokens, which remains after they are released.
@@ -67,15 +66,10 @@ class Frontier:
     def add(
         self, parent: int, segments: Sequence[Segment], *, ended: bool, value: float = 0.0, uncertainty: float = 0.0
     ) -> int:
-        """Add a step after `parent`; with `merges`, an identical child is not added but counted once more.
+        """Add a step after `parent`, which is open or expanded, and return its number. With `merges`, an identical
+        child is not added: field `DRAWS` of its first segment counts it once more, and its number is returned.
 
-        Args:
-            parent: number of an open or expanded step.
-            segments: segments of the step, in order; field `DRAWS` of the first counts how often the step was drawn.
-            ended: whether the step ends the path, with an answer or at the token limit.
-
-        Returns:
-            number of the step, or of the identical child.
+        `ended` says that the step ends the path, with an answer or at the token limit.
         """
         above, tokens = self.steps[parent], _tokens_of(segments)
         same = self._same.get((parent, tokens)) if self.merges else None
@@ -89,7 +83,7 @@ class Frontier:
             at = self.tree.add(replace(segment, parent=at, info=segment.info.copy()))
             step.segments.append(at)
         step.n_tokens = len(tokens)
-        self._segments_of(step)[0].info.fields[DRAWS.name] = 1
+        self.tree.segments[step.segments[0]].info.fields[DRAWS.name] = 1
         number = len(self.steps)
         self.steps.append(step)
         above.status = EXPANDED
@@ -105,8 +99,8 @@ class Frontier:
         return number
 
     def prune(self, number: int) -> None:
-        """Drop a step with all steps below it, and its ancestors, except the problem, that have no other kept child;
-        release their tokens unless `keeps_tokens` is set."""
+        """Drop a step and all steps below it, and each ancestor, except the problem, without another kept child. Their
+        tokens are released unless `keeps_tokens` is set."""
         while self.steps[number].parent not in (None, ROOT):
             above = self.steps[number].parent
             if any(child != number and self.is_kept(child) for child in self.steps[above].children):
@@ -137,14 +131,12 @@ class Frontier:
             segment.token_ids, segment.log_probs = [], None if segment.log_probs is None else []
 
     def train_dropped(self, most: int, seed: int) -> list[int]:
-        """Choose the dropped steps whose paths become rows, without an answer and with reward 0; for a complete tree.
+        """Choose the dropped steps whose paths become rows, without an answer and with reward 0, in a complete tree;
+        return them.
 
         Only steps that were open when they were dropped are chosen: at most `most`, drawn uniformly from the seed. All
         other dropped steps, except those on the path to a chosen one, release their tokens. Answers that a beam has
         dropped do not become rows, because they may be right.
-
-        Returns:
-            numbers of the chosen steps, ascending.
         """
         chosen = sorted(random.Random(f"{seed} dropped").sample(self.dropped, max(0, min(most, len(self.dropped)))))
         on_paths = {ROOT}
@@ -176,10 +168,7 @@ class Frontier:
         return [token for segment in self._segments(number) if segment.author == MODEL for token in segment.token_ids]
 
     def _segments(self, number: int) -> list[Segment]:
-        return self._segments_of(self.steps[number])
-
-    def _segments_of(self, step: Step) -> list[Segment]:
-        return [self.tree.segments[i] for i in step.segments]
+        return [self.tree.segments[i] for i in self.steps[number].segments]
 
     def is_kept(self, number: int) -> bool:
         return self.steps[number].status != PRUNED

@@ -5,6 +5,7 @@ Traceback (most recent call last):
 ValueError: hato.tree.max_depth=0: expected at least 1
 """
 
+from copy import deepcopy
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -12,7 +13,6 @@ from omegaconf import DictConfig
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from recipe.hato.notes_names import in_our_names
 from verl.utils.token_fields import TokenField
 from verl.workers.config.keys import STRICT, read_keys
 
@@ -20,6 +20,59 @@ HEURISTIC, REWARD_LOOP, ANSWER_LIKELIHOOD = "heuristic", "reward_loop", "answer_
 # Rollouts report for each token of a step its R_local, and how often the step was drawn.
 LOCAL_REWARDS = TokenField("local_rewards", "R_local of adv_estimator=hato", unsent=0.0)
 DRAWS = TokenField("draws", "adv_estimator=hato", unsent=1)
+
+
+# The notes' key -> our key, each with its section.
+OUR_KEYS = {
+    "uncertainty.type": "uncertainty.method",
+    "uncertainty.dropout_rate": "uncertainty.model_config.dropout",
+    "meta_learning.type": "meta_learning.method",
+    "memory.pruning_threshold": "exploration.pruning_threshold",
+    "memory.max_nodes": "tree.max_nodes",
+}
+# uncertainty.method -> the notes' key for uncertainty.n_passes. The key of another method has no effect.
+PASSES = {"dropout": "n_forward_passes", "bootstrap": "n_bootstrap"}
+
+
+def in_our_names(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return the values under `hato` with the keys of HATO's design notes renamed to ours, so that configs in the
+    notes' form work. The YAML sets every key, so a key that holds its default does not contradict the notes' key."""
+    values = deepcopy(values)
+    for theirs, ours in OUR_KEYS.items():
+        _rename(values, theirs, ours, defaults)
+    meta = values.get("meta_learning")
+    if isinstance(meta, dict) and "outer_lr" in meta:
+        if meta.get("method", defaults["meta_learning"]["method"]) == "maml":
+            raise ValueError(
+                f"hato.meta_learning.outer_lr={meta['outer_lr']}: the outer step of maml is one of the actor's "
+                "optimizer: leave it out, and set actor_rollout_ref.actor.optim.lr"
+            )
+        meta.pop("outer_lr")  # Reptile does not read it.
+    uncertainty = values.get("uncertainty")
+    if isinstance(uncertainty, dict):
+        method = uncertainty.get("method", defaults["uncertainty"]["method"])
+        for reader, name in PASSES.items():
+            if reader == method:
+                _rename(values, f"uncertainty.{name}", "uncertainty.n_passes", defaults)
+            else:
+                uncertainty.pop(name, None)
+    return values
+
+
+def _rename(values: dict, theirs: str, ours: str, defaults: dict) -> None:
+    section, _, key = theirs.rpartition(".")
+    *sections, our_key = ours.split(".")
+    source, target = values.get(section), values
+    if not isinstance(source, dict) or key not in source:
+        return
+    for name in sections:
+        target, defaults = target.setdefault(name, {}), defaults[name]
+        if not isinstance(target, dict):
+            return  # the check of types reports this
+    value, present = source.pop(key), target.get(our_key, defaults[our_key])
+    if present not in (value, defaults[our_key]):
+        raise ValueError(f"hato.{theirs}={value} is hato.{ours}={value}, and not {present}: leave out one")
+    target[our_key] = value
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -213,11 +266,7 @@ class HATOConfig:
 
 
 def hato_keys(config: DictConfig) -> HATOConfig:
-    """Return the settings from a run's section `hato`, which may be missing.
-
-    Raises:
-        ValueError: an unknown key, a wrong type, or a value out of range; the message names the key.
-    """
+    """Return the settings from a run's section `hato`, which may be missing."""
     return read_keys(HATOConfig, config.get("hato"), "hato")
 
 

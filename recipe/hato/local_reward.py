@@ -16,13 +16,12 @@ from verl.utils.moved import present_name
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The input of a local reward.
+    """The input of a local reward, in token ids.
 
     Args:
-        problem: token ids of the whole prompt.
-        before: token ids of all earlier steps on the path; empty for the first step.
-        parent: token ids of the preceding step; those of the problem for the first step.
-        tokens: token ids of the step.
+        problem: the whole prompt.
+        before: all earlier steps on the path; empty for the first step.
+        parent: the preceding step; the problem for the first step.
         decode: function from token ids to text, for functions that need the text.
     """
 
@@ -52,10 +51,8 @@ def progress(step: Step) -> float:
 
 
 def heuristic(step: Step) -> float:
-    """Return the harmonic mean of coherence and progress: low for a step that repeats, and for one off the subject.
-
-    It says nothing about whether a step is right; give it a small weight (`hato.reward_weights.alpha`).
-    """
+    """Return the harmonic mean of coherence and progress: low for a step that repeats, and for one off the subject. It
+    says nothing about whether a step is right; give it a small weight (`hato.reward_weights.alpha`)."""
     on_subject, new = coherence(step), progress(step)
     if on_subject + new == 0:
         return 0.0
@@ -66,7 +63,7 @@ def local_reward_function(name: str) -> LocalReward:
     """Return the function that `hato.local_reward` names, such as `my_package.rewards.step_reward`.
 
     It gets a `Step` and returns a number, which is cut to [0, 1]. It must be a coroutine function if it waits, for
-    example for a process reward model behind HTTP. Raises ValueError if the name leads to no function.
+    example for a process reward model behind HTTP.
     """
     if name == HEURISTIC:
         return heuristic
@@ -82,11 +79,7 @@ def local_reward_function(name: str) -> LocalReward:
 
 
 async def local_reward(function: LocalReward, step: Step) -> float:
-    """Return the function's number, cut to [0, 1].
-
-    Raises:
-        ValueError: the number is not finite.
-    """
+    """Return the function's number, cut to [0, 1]; raise ValueError if it is not finite."""
     reward = function(step)
     value = float(await reward if inspect.isawaitable(reward) else reward)
     if not math.isfinite(value):

@@ -3,23 +3,76 @@
 `MetaActorWorker` holds the weights; this module orders the data and calls the workers.
 """
 
-from collections.abc import Iterator
+import random
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
 import ray
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from torch.utils.data import Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.utils.dataset.rl_dataset import collate_fn
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from recipe.hato.checks import check_meta_learning
-from recipe.hato.domain_sampler import DomainSampler
 from recipe.hato.keys import MetaLearningConfig, hato_keys
 from recipe.hato.meta_learning import episode_calls, episode_length
 from recipe.hato.meta_workers import MetaActorWorker
 from verl.trainer.ppo.v1.component import Component
 from verl.utils.parts import register_component
+from verl.workers.config.schedule import ASYNCHRONOUS, filters_groups, schedule_of
+
+META_STRATEGIES = ("fsdp", "fsdp2", "veomni")
+
+
+class DomainSampler(Sampler[int]):
+    """Yields row numbers in blocks, each of a single domain, so that the steps of an episode see rows of one domain;
+    blocks and rows are shuffled anew in every epoch.
+
+    Each domain fills as many whole blocks as it can; its remaining rows are left out of the epoch. A domain with fewer
+    rows than a block (the prompts of a step times the steps of an episode) fills a block by repeating its rows.
+
+        >>> sampler = DomainSampler(["a", "b", "a", "b", "a"], block=2, seed=0)
+        >>> len(sampler), len(list(sampler))
+        (4, 4)
+    """
+
+    def __init__(self, domains: Sequence[Hashable], block: int, seed: int):
+        self.rows_of: dict[Hashable, list[int]] = defaultdict(list)
+        for row, domain in enumerate(domains):
+            self.rows_of[domain].append(row)
+        self.block, self.seed = block, seed
+        self.epoch, self.yielded = -1, 0
+        self.resumes_at: int | None = None
+
+    def __len__(self) -> int:
+        return sum(max(1, len(rows) // self.block) for rows in self.rows_of.values()) * self.block
+
+    def __iter__(self) -> Iterator[int]:
+        if self.resumes_at is None:
+            self.epoch, self.yielded = self.epoch + 1, 0
+        else:
+            self.yielded, self.resumes_at = self.resumes_at, None
+        for row in self._order()[self.yielded :]:
+            self.yielded += 1
+            yield row
+
+    def _order(self) -> list[int]:
+        rng, blocks = random.Random(f"{self.seed} {self.epoch}"), []
+        for rows in self.rows_of.values():
+            rows = rng.sample(rows, len(rows))
+            rows = rows * -(-self.block // len(rows)) if len(rows) < self.block else rows
+            blocks += [rows[at : at + self.block] for at in range(0, len(rows) - self.block + 1, self.block)]
+        rng.shuffle(blocks)
+        return [row for block in blocks for row in block]
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position in the epoch, for torchdata's StatefulDataLoader."""
+        return {"epoch": self.epoch, "yielded": self.yielded}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.resumes_at = state["epoch"], state["yielded"]
 
 
 @register_component
@@ -40,7 +93,28 @@ class MetaLearning(Component):
 
     @classmethod
     def check(cls, config: DictConfig) -> None:
-        check_meta_learning(config)
+        if not hato_keys(config).meta_learning.enable:
+            return
+        if (schedule := schedule_of(config)) in ASYNCHRONOUS:
+            raise ValueError(
+                f"hato.meta_learning.enable=true with schedule={schedule}: an episode's batches are of one domain "
+                "each, and prompts ahead would mix them: choose schedule=sync"
+            )
+        if filters_groups(config):
+            raise ValueError(
+                "hato.meta_learning.enable with algorithm.filter_groups.enable: prompts that replace dropped ones "
+                "would come from other domains than the episode's: set one of the two to false"
+            )
+        if band := OmegaConf.select(config, "data.sampler.band"):
+            raise ValueError(
+                f"hato.meta_learning.enable with data.sampler.band={band}: an episode's prompts are of one domain: set "
+                "one of the two to its default"
+            )
+        strategy = config.actor_rollout_ref.actor.strategy
+        if strategy not in META_STRATEGIES:
+            raise ValueError(f"hato.meta_learning needs actor.strategy of {', '.join(META_STRATEGIES)}, not {strategy}")
+        if OmegaConf.select(config, "trainer.v1.sampler.sync_refill_failed_groups", default=False):
+            raise ValueError("hato.meta_learning with trainer.v1.sampler.sync_refill_failed_groups would mix domains")
 
     def choose_workers(self, worker_of_role: dict) -> None:
         for role, worker in worker_of_role.items() if self.settings.enable else ():
@@ -48,11 +122,7 @@ class MetaLearning(Component):
                 worker_of_role[role] = ray.remote(MetaActorWorker)
 
     def train_dataloader(self, trainer) -> StatefulDataLoader | None:
-        """Return a loader of whole episodes on one domain each; None if switched off.
-
-        Raises:
-            ValueError: the training steps are not whole episodes, or there is only one domain.
-        """
+        """Return a loader of whole episodes on one domain each; None if switched off."""
         if not self.settings.enable:
             return None
         length = episode_length(self.settings.method, self.settings.n_inner_steps)
@@ -107,5 +177,4 @@ class MetaLearning(Component):
 
 
 def _is_open(meta: dict, steps_done: int) -> bool:
-    """Return whether `hato.meta_learning` with these values is within an episode."""
     return meta["enable"] and steps_done % episode_length(meta["method"], meta["n_inner_steps"]) > 0

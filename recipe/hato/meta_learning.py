@@ -4,13 +4,6 @@ An episode begins at theta, makes `n_inner_steps` training steps on ONE domain, 
     reptile  theta + meta_lr (theta_inner - theta)                                        (Nichol et al., 2018)
     maml     theta, stepped by the optimizer with the gradient at theta_inner, first order   (Finn et al., 2017)
 
-    >>> theta = torch.nn.Parameter(torch.tensor([0.0]))
-    >>> episode = MetaEpisode(torch.optim.SGD([theta]), method="reptile", meta_lr=0.25)
-    >>> _ = theta.data.fill_(1.0)             # the inner steps
-    >>> episode.end()
-    >>> theta.item()
-    0.25
-
 Everything works on this rank's part of a parameter, a plain tensor or the shard of a DTensor, one parameter at a time
 and without communication.
 """
@@ -44,13 +37,9 @@ class MetaEpisode:
         ... steps ...    maml only
         end()            reptile: interpolated. maml: theta is back and holds the mean gradient; step the optimizer now
 
-    Args:
-        optimizer: any torch optimizer that skips parameters without gradient, as all of torch's do. The caller may clip
-            gradients before it steps.
-        method: `reptile` or `maml`.
-        meta_lr: reptile's interpolation weight, above 0; 1 is plain training.
-        inner_lr: maml's step size of plain gradient descent, above 0. It is not comparable with Adam's: with gradients
-            clipped to norm 1 a step moves the policy by at most inner_lr, one of Adam by about lr sqrt(parameters).
+    The optimizer must skip parameters without gradient, as all of torch's do. maml's inner_lr is not comparable with
+    Adam's: with gradients clipped to norm 1 a step moves the policy by at most inner_lr, one of Adam by about lr
+    sqrt(parameters).
     """
 
     SETTINGS = ("method", "meta_lr", "inner_lr")
@@ -72,10 +61,8 @@ class MetaEpisode:
         self.querying = True
 
     def end(self) -> None:
-        """End the episode: move to reptile's interpolation, or restore theta and set `grad` to maml's mean gradient.
-
-        If no finite gradient came after `query`, every `grad` is None, so that the optimizer's step changes nothing.
-        """
+        """End the episode: move to reptile's interpolation, or restore theta and set `grad` to maml's mean gradient. If
+        no finite gradient came after `query`, every `grad` is None, so that the optimizer's step changes nothing."""
         pairs = zip(self.parameters(), self.start, strict=True)
         if self.method == "reptile":
             for p, saved in pairs:  # in float32, rounded once

@@ -12,10 +12,8 @@ from recipe.hato.meta_learning import MetaEpisode
 
 
 class MetaActorWorker(ActorRolloutRefWorker):
-    """Upstream's worker with meta-learning episodes; it behaves as upstream's until `meta_begin` is called.
-
-    A checkpoint within an episode also holds the episode, one file per rank; resuming needs as many ranks.
-    """
+    """Upstream's worker with meta-learning episodes; it behaves as upstream's until `meta_begin` is called. A
+    checkpoint within an episode also holds the episode, one file per rank; resuming needs as many ranks."""
 
     episode: MetaEpisode | None = None
 

@@ -21,8 +21,8 @@ def _distance(a: Sequence[int], b: Sequence[int], cutoff: float) -> float:
 def rdi(paths: Sequence[Sequence[int]]) -> float | None:
     """Return the reasoning diversity: mean over successful paths (token ids) of the distance to the nearest other one.
 
-    Distances are Levenshtein's, normalized to [0, 1], between at most `MAX_PATHS` evenly spaced paths. The result is 0
-    if every path has an identical other path, and None for fewer than two paths.
+    Distances are Levenshtein's, normalized to [0, 1], between at most `MAX_PATHS` evenly spaced paths. The result is
+    None for fewer than two paths.
     """
     paths = evenly_spaced(paths, MAX_PATHS)
     if len(paths) < 2:
@@ -35,10 +35,8 @@ def rdi(paths: Sequence[Sequence[int]]) -> float | None:
 
 
 def novelty(paths: Sequence[Sequence[int]], references: Sequence[Sequence[int]]) -> float | None:
-    """Return the mean over successful paths of the distance to the start policy's nearest path for the problem.
-
-    It is in [0, 1], and None if there are no paths or no references. At most `MAX_PATHS` evenly spaced paths count.
-    """
+    """Return the mean over at most `MAX_PATHS` successful paths of the distance, in [0, 1], to the start policy's
+    nearest path for the problem; None if there are no paths or no references."""
     if not paths or not references:
         return None
     distances = []
@@ -57,10 +55,8 @@ def evenly_spaced(paths: Sequence, limit: int) -> list:
 
 
 def calibration_error(predicted: Sequence[float], observed: Sequence[float], n_bins: int = 10) -> float:
-    """Return the expected calibration error (Guo et al., 2017) of predictions in [0, 1], in bins of equal width.
-
-    It is the mean over predictions of |mean predicted - mean observed| of their bin.
-    """
+    """Return the expected calibration error (Guo et al., 2017) of predictions in [0, 1], in bins of equal width: the
+    mean over predictions of |mean predicted - mean observed| of their bin."""
     p, y = np.asarray(predicted), np.asarray(observed)
     bins = np.minimum(n_bins - 1, (p * n_bins).astype(int))
     return float(np.abs(np.bincount(bins, p - y)).sum() / len(p))

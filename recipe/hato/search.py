@@ -24,6 +24,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,15 +32,16 @@ from recipe.hato.frontier import LEAF, OPEN, ROOT, Frontier
 from recipe.hato.keys import ExplorationConfig, TreeConfig
 
 
+class NodeBudget(NamedTuple):
+    """The largest number of nodes of one prompt's tree."""
+
+    max_nodes: int
+
+
 @dataclass(frozen=True)
 class Expansion:
-    """A request to the engine for a node's children.
-
-    Args:
-        node: number of the step to continue.
-        children: number of continuations.
-        to_the_end: whether they run to the final answer, instead of to `step_delimiter` or `max_step_tokens`.
-    """
+    """A request for a node's children, which run to `step_delimiter`, `max_step_tokens` or (`to_the_end`) the final
+    answer."""
 
     node: int
     children: int
@@ -99,15 +101,8 @@ def ucb_grants(
     """Grant `budget` expansions one by one to the tree of the highest mean + coef sqrt(ln(all visits) / visits).
 
     Each grant counts as a visit. Trees without a visit come first, equal ones in order. Once a tree has `most` grants,
-    the others get the rest; what no tree can take is not granted.
-
-    Args:
-        means: mean value of each tree's expansions.
-        visits: number of each tree's expansions.
-        most: largest number of grants for one tree.
-
-    Returns:
-        number of grants of each tree.
+    the others get the rest; what no tree can take is not granted. `means` and `visits` are the mean value and the
+    number of each tree's expansions.
     """
     worth, counts = np.array(means, dtype=float), np.array(visits, dtype=float)
     granted = np.zeros(len(worth), dtype=int)
@@ -161,15 +156,8 @@ class Bounds:
                 self.level_capacity[level] -= 1
 
     def grant(self, depth: int, children: int, to_the_end: bool) -> tuple[int, bool]:
-        """Return the number of children a node gets, at least 1, and whether they must run to the final answer.
-
-        The children use up places, so that the next call has fewer to give.
-
-        Args:
-            depth: depth of the node.
-            children: number of children that the node would get without bounds.
-            to_the_end: whether the children are at the last level.
-        """
+        """Return the number of children a node gets, at least 1, and whether they must run to the final answer (as they
+        do at the last level). They use up places, so that the next call has fewer to give."""
         if self.leaves <= 0 and not self.config.independent_paths:
             to_the_end = True
         if not to_the_end:
@@ -195,14 +183,7 @@ class Bounds:
 
 
 class Search:
-    """The search of one tree; its whole state is in the frontier.
-
-    Args:
-        frontier: frontier of the tree.
-        config, exploration: settings, see keys.py.
-        n_leaves: largest number of leaves, each of which takes one row of the batch.
-        seed: seed of the prompt.
-    """
+    """The search of one tree, with at most `n_leaves` leaves; its whole state is in the frontier."""
 
     def __init__(
         self, frontier: Frontier, config: TreeConfig, exploration: ExplorationConfig, *, n_leaves: int, seed: int
@@ -211,15 +192,17 @@ class Search:
         self.n_leaves, self.seed = n_leaves, seed
 
     def next(self) -> list[Expansion]:
-        """Prune, then return the nodes to expand; none when the tree is complete.
-
-        Call it after all children that the last call requested have been added to the tree.
-        """
+        """Prune, then return the nodes to expand; none when the tree is complete. Call it after all children that the
+        last call requested have been added to the tree."""
         self._prune()
         chosen = self._chosen()
         scores = [self._score(number) for number in chosen]
         temperature = self.exploration.selection_temperature
-        child_counts = dict(zip(chosen, self._child_counts(chosen, scores), strict=True))
+        if self.config.independent_paths:
+            counts = [self.n_leaves if number == ROOT else 1 for number in chosen]
+        else:
+            counts = branching_factors(scores, self.config, temperature)
+        child_counts = dict(zip(chosen, counts, strict=True))
         bounds = Bounds(self.frontier, self.config, self.n_leaves)
         granted = {}
         for number in drawn_order(chosen, scores, temperature, self.seed):
@@ -227,18 +210,11 @@ class Search:
             granted[number] = bounds.grant(depth, child_counts[number], depth + 1 == self.config.max_depth)
         return [Expansion(number, *granted[number]) for number in chosen]
 
-    def _child_counts(self, chosen: Sequence[int], scores: Sequence[float]) -> list[int]:
-        """Return the number of children of each of the steps chosen together, before bounds."""
-        if self.config.independent_paths:
-            return [self.n_leaves if number == ROOT else 1 for number in chosen]
-        return branching_factors(scores, self.config, self.exploration.selection_temperature)
-
     def _score(self, number: int) -> float:
         step = self.frontier.steps[number]
         return step.value + self.exploration.beta_u * step.uncertainty
 
     def _chosen(self) -> list[int]:
-        """Return the numbers of the steps to expand, ascending."""
         waiting, dfs = self.frontier.open_steps(), self.config.search_algorithm == "dfs"
         depths = [self.frontier.steps[number].depth for number in waiting]
         depth = (max if dfs else min)(depths, default=0)

@@ -14,26 +14,134 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from recipe.hato.checks import check_tree
+from omegaconf import DictConfig, OmegaConf
+
 from recipe.hato.frontier import Frontier
 from recipe.hato.keys import ANSWER_LIKELIHOOD, DRAWS, LOCAL_REWARDS, REWARD_LOOP, HATOConfig, hato_keys
 from recipe.hato.local_reward import LocalReward, Step, local_reward, local_reward_function
-from recipe.hato.records import KeptSteps, NodeBudget, SearchState, StepEstimate
-from recipe.hato.search import Expansion, Search
-from recipe.hato.step_features import FEATURES, agreement, step_features
-from recipe.hato.value_model import NOT_FINITE, ValueModel, unpack, value_model_of
+from recipe.hato.search import Expansion, NodeBudget, Search
+from recipe.hato.value_model import (
+    FEATURES,
+    NOT_FINITE,
+    KeptSteps,
+    SearchState,
+    StepEstimate,
+    ValueModel,
+    agreement,
+    step_features,
+    unpack,
+    value_model_of,
+)
 from verl.utils.entropy_estimate import mean_entropy
 from verl.utils.parts import register_tree
 from verl.utils.piece_texts import piece_texts
 from verl.utils.token_fields import TokenField
-from verl.workers.config.keys import ACTOR, ROLLOUT
+from verl.workers.config.keys import ACTOR, ROLLOUT, check_log_probs
+from verl.workers.config.schedule import ASYNCHRONOUS, filters_groups, schedule_of
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, MODEL, TOOL, Segment, SegmentInfo, TrajectoryTree
-from verl.workers.rollout.tree_builder import BranchPolicy, Continuation, Ended, Path, Score, TreeBuilder
+from verl.workers.rollout.tree_builder import BranchPolicy, Ended, Path, Score, TreeBuilder
 
 # Key in the extra_info of a step that the reward loop scores: {"before", "step"} are texts.
 STEP_INFO = "hato_step"
+
+
+def check_tree(config: DictConfig) -> None:
+    """Check the keys on which HATO's search depends."""
+    hato, rollout = hato_keys(config), config.actor_rollout_ref.rollout
+    _check_sizes(rollout.n, hato)
+    if (mode := config.actor_rollout_ref.actor.loss_agg_mode) != "token-mean":
+        raise ValueError(
+            f"{ACTOR}.loss_agg_mode={mode}: a tree of tree=hato has 1 to n rows, and a mean over rows would count "
+            "those that are missing: expected token-mean"
+        )
+    if rollout.temperature != hato.exploration.initial_temperature:
+        raise ValueError(
+            f"{ROLLOUT}.temperature={rollout.temperature} differs from hato.exploration.initial_temperature="
+            f"{hato.exploration.initial_temperature}: leave the first as ${{hato.exploration.initial_temperature}}"
+        )
+    check_log_probs(rollout, "hato.uncertainty.entropy_top_k", hato.uncertainty.entropy_top_k)
+    decay, schedule = hato.exploration.temperature_decay, schedule_of(config)
+    if decay and rollout.get("adaptive_temperature"):
+        raise ValueError(
+            f"{ROLLOUT}.adaptive_temperature with hato.exploration.temperature_decay={decay}: HAPO's sampler works at "
+            "temperature 1: expected 0"
+        )
+    if decay and schedule in ASYNCHRONOUS:
+        raise ValueError(
+            f"hato.exploration.temperature_decay={decay} with schedule={schedule}: a batch holds responses of several "
+            "steps, and the loss knows one temperature: set it to 0, or choose schedule=sync"
+        )
+    if hato.local_reward not in (REWARD_LOOP, ANSWER_LIKELIHOOD):
+        local_reward_function(hato.local_reward)
+    later = config.reward.reward_model.enable and not config.reward.reward_model.enable_resource_pool
+    keys = [f"hato.local_reward={REWARD_LOOP}"] if hato.local_reward == REWARD_LOOP else []
+    keys += ["hato.tree.train_dropped=true"] if hato.tree.train_dropped else []
+    if later and keys:
+        raise ValueError(
+            f"{keys[0]} needs scores during the rollout: reward.reward_model.enable_resource_pool=true, or no reward "
+            "model"
+        )
+    if hato.tree.train_dropped:
+        _check_dropped(config.algorithm.adv_estimator, hato)
+    if filters_groups(config) and OmegaConf.select(config, "trainer.v1.sampler.custom_sampler.path", default=None):
+        raise ValueError(
+            "trainer.v1.sampler.custom_sampler with algorithm.filter_groups.enable: the sampler that replaces trees "
+            "one by one would take its place"
+        )
+
+
+def _check_dropped(estimator: str, hato: HATOConfig) -> None:
+    """Check that the estimator compares the reward of dropped steps, 0, with the rewards of answers."""
+    reason = ""
+    if estimator == "hato" and hato.reward_weights.beta == hato.reward_weights.gamma == 0:
+        reason = "credit=hato with hato.reward_weights.beta and gamma 0: no reward of a row counts"
+    elif estimator == "grpo_passk":
+        reason = "algorithm.adv_estimator=grpo_passk: only the best row of a prompt is trained"
+    if reason:
+        raise ValueError(f"hato.tree.train_dropped=true has no effect on {reason}")
+
+
+def _check_sizes(n: int, hato: HATOConfig) -> None:
+    """Check that steps can have siblings; without siblings every advantage is 0."""
+    tree, shared = hato.tree, hato.exploration.nodes_per_tree
+    sizes = {
+        f"{ROLLOUT}.n": n,
+        "hato.tree.branching_factor": tree.branching_factor,
+        "hato.tree.max_nodes": tree.max_nodes,
+        "hato.tree.max_nodes_per_level": tree.max_nodes_per_level,
+    }
+    if shared:
+        sizes["hato.exploration.nodes_per_tree"] = shared
+    for key, value in sizes.items():
+        if value < 2:
+            raise ValueError(f"{key}={value}: every step would be alone, with advantage 0: expected at least 2")
+    if shared > tree.max_nodes:
+        raise ValueError(
+            f"hato.exploration.nodes_per_tree={shared}: no tree holds more than hato.tree.max_nodes={tree.max_nodes}"
+        )
+    if tree.independent_paths:
+        _check_independent_paths(n, hato)
+
+
+def _check_independent_paths(n: int, hato: HATOConfig) -> None:
+    """Check that each of n paths can have a node on each level, unless a beam drops it."""
+    tree = hato.tree
+    for key, value, least in (
+        ("max_nodes_per_level", tree.max_nodes_per_level, 2 if tree.search_algorithm == "beam" else n),
+        ("max_nodes", tree.max_nodes, n * max(2, tree.max_depth)),
+    ):
+        if value < least:
+            raise ValueError(
+                f"hato.tree.{key}={value}: hato.tree.independent_paths=true with actor_rollout_ref.rollout.n={n} and "
+                f"hato.tree.max_depth={tree.max_depth} needs at least {least}"
+            )
+    if hato.exploration.nodes_per_tree:
+        raise ValueError(
+            f"hato.exploration.nodes_per_tree={hato.exploration.nodes_per_tree} with hato.tree.independent_paths=true: "
+            "every prompt has n paths: expected 0"
+        )
 
 
 @register_tree(
@@ -60,7 +168,6 @@ class Policy(BranchPolicy):
     follow after the answers and fill the remaining rows.
 
     Args:
-        config: all settings under `hato`.
         value_model: model of V and U, shared by all prompts of a worker; `for_task` loads each newer state into it.
         local_reward: function that returns R_local of a step, or a coroutine function; None for the reward loop's.
         decode: function from token ids to text, for local rewards that need the text.
@@ -149,7 +256,6 @@ class Drawn:
         node: number of the preceding step.
         before: response up to the end of that step.
         max_tokens: largest number of tokens that the model could have written.
-        segments: segments of the step; their parents are not set.
         ended: reason why the path ends with the step; None if it goes on.
     """
 
@@ -221,17 +327,13 @@ class Round:
         )
         entropies = generation.entropies if n_entropy else None
         segment = Segment(None, generation.token_ids, generation.log_probs, info=SegmentInfo(entropies=entropies))
-        then = await self._settle(expansion.node, before.then(segment))
+        key = expansion.node, before.then(segment)
+        if key not in self.settled:  # identical siblings call the environment once
+            self.settled[key] = asyncio.ensure_future(builder.settle(key[1]))
+        then = await self.settled[key]
         return Drawn(expansion.node, before, most, [segment, *then.segments], then.ended)
 
-    async def _settle(self, node: int, path: Path) -> Continuation:
-        """Return the environment's reply to a step after `node`; identical siblings call the environment once."""
-        if (node, path) not in self.settled:
-            self.settled[node, path] = asyncio.ensure_future(self.builder.settle(path))
-        return await self.settled[node, path]
-
     def _features(self, step: Drawn, drawn: Sequence[Drawn], local: float) -> list[float]:
-        """Return the features of one of the steps drawn together, the value model's input."""
         siblings = [other.distinct_tokens for other in drawn if other.node == step.node and other is not step]
         log_probs = [p for segment in step.model_segments for p in segment.log_probs]
         entropies = [h for segment in step.model_segments for h in segment.info.entropies or ()]

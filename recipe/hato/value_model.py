@@ -18,13 +18,14 @@ Shapes: N rows, F features, M remembered steps, K estimates, B rows of a mini-ba
 import io
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from recipe.hato.keys import HATOConfig, UncertaintyConfig
-from recipe.hato.step_features import FEATURES
 
 ROWS_AT_ONCE = 2048  # rows per pass of a prediction: its intermediate results fit into the CPU's cache
 COMPARED_ROWS = 1024  # most steps that `bootstrap` remembers, as each prediction compares with all of them
@@ -34,6 +35,102 @@ NOT_FINITE = (
     "HATO's value model gives estimates that are not finite: lower hato.uncertainty.learning_rate, and resume from a "
     "checkpoint that was written before"
 )
+
+
+FEATURES = (
+    "mean_probability",  # geometric mean over the step's tokens
+    "min_probability",  # probability of the least likely token
+    "mean_entropy",  # over the step's tokens, as a share of log |V|
+    "length",  # share of the tokens a step may have
+    "depth",  # share of the greatest depth
+    "path_probability",  # geometric mean over all tokens from the root
+    "sibling_agreement",  # see `agreement`
+    "budget_used",  # share of the tree's budget spent when the step was made
+    "finished",  # 1 if the step ends the response, else 0
+    "local_reward",  # R_local
+)
+
+
+class SearchState(NamedTuple):
+    """The state of the search in a training step.
+
+    Args:
+        learnt: number of batches that the value model was trained on.
+        temperature: sampling temperature of the step.
+        value_model: packed state of the value model (`value_model.pack`).
+    """
+
+    learnt: int
+    temperature: float
+    value_model: bytes
+
+
+class StepEstimate(NamedTuple):
+    """The value model's input and output for a step, from when the step was drawn."""
+
+    features: list[float]
+    value: float
+
+
+class KeptSteps(NamedTuple):
+    """The steps of a tree that lead to answers, from which the value model is trained.
+
+    Args:
+        segments: id of each step's segment.
+        features, values: `StepEstimate` of each step.
+    """
+
+    segments: tuple[int, ...]
+    features: tuple[list[float], ...]
+    values: tuple[float, ...]
+
+
+def step_features(
+    *,
+    log_probs: Sequence[float],
+    entropies: Sequence[float],
+    path_log_probs: Sequence[float],
+    max_tokens: int,
+    depth: int,
+    max_depth: int,
+    siblings_agreement: float,
+    budget_used: float,
+    finished: bool,
+    local_reward: float,
+) -> list[float]:
+    """Return the features of one step, in the order of `FEATURES`, whose comments define them: the value model's only
+    input.
+
+    The engine's numbers do not reflect what a step means; a local reward can (such as a process reward model), and the
+    value model learns how much weight it deserves. Every feature lies in [0, 1] without statistics of the data, so that
+    a vector means the same in every process and at every time of a run.
+
+    Args:
+        log_probs: log-probabilities of the step's tokens, in nats; at least one.
+        entropies: entropies of their distributions, over log |V|; empty if the engine reports none (the feature is 0).
+        path_log_probs: log-probabilities of all tokens from the root to the step's last.
+        max_tokens, max_depth: largest number of tokens of a step, and of steps of a path.
+    """
+    raw = (
+        math.exp(sum(log_probs) / len(log_probs)),
+        math.exp(min(log_probs)),
+        sum(entropies) / len(entropies) if entropies else 0.0,
+        len(log_probs) / max_tokens,
+        depth / max_depth,
+        math.exp(sum(path_log_probs) / len(path_log_probs)),
+        siblings_agreement,
+        budget_used,
+        float(finished),
+        local_reward,
+    )
+    return [min(1.0, max(0.0, value)) for value in raw]
+
+
+def agreement(step: Collection[int], siblings: Sequence[Collection[int]]) -> float:
+    """Return the mean Jaccard similarity of a step's set of token ids with each sibling's; 0 without siblings."""
+    own = set(step)
+    unions = [(own & set(sibling), own | set(sibling)) for sibling in siblings]
+    return sum(len(both) / len(either) for both, either in unions if either) / len(unions) if unions else 0.0
 
 
 def value_model_of(config: HATOConfig, seed: int, n_features: int = len(FEATURES)) -> "ValueModel":
@@ -79,14 +176,11 @@ class ValueModel(ABC):
         return value_N, (estimates_KN - value_N).square().mean(0).sqrt()
 
     def observe(self, features, outcomes) -> None:
-        """Remember N steps and their outcomes; networks are then trained on the memory.
+        """Remember N steps and `outcomes` (N,), the share of right answers below each; networks are then trained on the
+        memory.
 
         At most a quarter of the memory's size is taken, drawn at random, so that one call never replaces the whole
         memory.
-
-        Args:
-            features: (N, F) features of each step.
-            outcomes: (N,) share of right answers below each step, in [0, 1].
         """
         features_NF, outcomes_N = self._checked(features), torch.as_tensor(outcomes, dtype=torch.float32)
         if not len(features_NF):

@@ -2,8 +2,7 @@
 
 from omegaconf import DictConfig
 
-from recipe.latr.keys import KTConfig
-from recipe.latr.schedule import Tightened, next_tightened_steps
+from recipe.latr.keys import KTConfig, Tightened, next_tightened_steps
 from recipe.latr.tree import Policy
 from verl.trainer.ppo.v1.batch_rows import BatchRows
 from verl.trainer.ppo.v1.component import Component, tree_of
@@ -15,9 +14,7 @@ from verl.workers.rollout.prompt_task import PromptSettings
 @register_component
 class ThresholdScheduler(Component):
     """LATR's `kt.enable_param_scheduler`: tightens or loosens thresholds by the results of the last step's branches.
-
-    Its state is the number of steps by which they are tightened (negative: loosened).
-    """
+    Its state is the number of steps by which they are tightened (negative: loosened)."""
 
     state_file = "kt.json"
 

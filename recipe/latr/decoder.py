@@ -20,23 +20,11 @@ def latr_generate(
     max_new_tokens: int = 512,
     seed: int = 0,
 ) -> list[TrajectoryTree]:
-    """Grow a lookahead tree for every prompt.
+    """Grow a lookahead tree with n branches for every prompt by a `transformers` causal LM, on CPU or GPU.
 
-    Args:
-        model: a `transformers` causal LM, any dtype, CPU or GPU.
-        tokenizer: the model's tokenizer. Its end-of-sequence token and those of the generation config end a response.
-        prompts: token ids of each prompt.
-        config: the `kt` keys; the mix ratio is that of training step 0.
-        n: number of responses per prompt.
-        max_new_tokens: largest number of tokens of a response.
-        seed: seed of the sampling at temperature 1 after and beside the tree. The tree itself is greedy.
-
-    Returns:
-        one tree per prompt. `tree.trajectories()` returns the n responses' token ids in branch order, with the
-        end-of-sequence token and without padding; fewer if branches never opened and `fill_return_sequences` is off.
-
-    Raises:
-        ValueError: no prompt tokens, or n < 1.
+    The mix ratio is that of training step 0. The tree is greedy; `seed` is for the sampling at temperature 1 after and
+    beside it. `tree.trajectories()` returns the responses' token ids in branch order with the end-of-sequence token;
+    fewer than n if branches never opened and `fill_return_sequences` is off.
     """
     engine = TransformersEngine(model)
     policy = Policy(config, lru_cache(maxsize=None)(lambda token: tokenizer.decode([token])))

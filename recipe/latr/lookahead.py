@@ -21,11 +21,40 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from recipe.latr.keys import KTConfig
-from recipe.latr.similarity import edit_distance_ratio, rouge_l, suffix_match
 from verl.workers.rollout.engines.interface import TokenLogprob
 
 MATH_SYMBOLS = frozenset("+-*/\\<>=()[]{}_^&%$0123456789")
 PUNCTUATION = frozenset(".,;:!?\"'")
+
+
+def edit_distance_ratio(a: Sequence[int], b: Sequence[int]) -> float:
+    """Return the Levenshtein distance / length; 0 for equal sequences."""
+    from rapidfuzz.distance import Levenshtein
+
+    return Levenshtein.distance(a, b) / len(a)
+
+
+def rouge_l(a: Sequence[int], b: Sequence[int]) -> float:
+    """Return ROUGE-L F1: longest common subsequence / length, as both are equally long."""
+    from rapidfuzz.distance import LCSseq
+
+    return LCSseq.similarity(a, b) / len(a)
+
+
+def suffix_match(a: Sequence[int], b: Sequence[int]) -> float:
+    """Return the length of the longest suffix of one that occurs anywhere in the other, / length: two branches may
+    write the same sentence, one a few tokens later."""
+    return max(_longest_suffix_inside(a, b), _longest_suffix_inside(b, a)) / len(a)
+
+
+def _longest_suffix_inside(a: Sequence[int], b: Sequence[int]) -> int:
+    # Each token becomes a character, so that Python's own substring search can be used.
+    letter = {token: chr(i) for i, token in enumerate({*a, *b})}
+    text, inside = ("".join(letter[token] for token in tokens) for tokens in (a, b))
+    longest = 0
+    while longest < len(text) and text[-longest - 1 :] in inside:
+        longest += 1
+    return longest
 
 
 @dataclass
@@ -42,11 +71,7 @@ class Row:
 
     Args:
         number: number in order of birth, never reused; 0 for the root.
-        parent: number of its parent; None for the root.
         birth_step: step of its birth, and number of the first tokens that it has from its parent.
-        tokens: token ids after the prompt.
-        log_probs: log-probability of each token, in nats.
-        finished: whether no further token follows.
         suppressed: number of its candidates that passed the filters while all branches were in use.
     """
 
@@ -66,16 +91,8 @@ class Row:
 
 @dataclass
 class Record:
-    """The events of a tree's growth, for metrics, the viewer, and tests that compare trees.
-
-    Args:
-        births: "step", "row", "parent", "rank", "token" and probability "p" of each new branch.
-        pruned: "step", "row" and "reason" of each dropped branch.
-        suppressed: "step", "row", "rank", "token" and probability "p" of each candidate that passed the filters while
-            all branches were in use.
-        compared: number of comparisons of a branch with its parent.
-        passed: number of candidates that passed the filters, including suppressed ones.
-    """
+    """The events of a tree's growth, for metrics, the viewer, and tests that compare trees. `suppressed` candidates
+    passed the filters while all branches were in use; `passed` counts them too."""
 
     births: list[dict] = field(default_factory=list)
     pruned: list[dict] = field(default_factory=list)
@@ -272,7 +289,6 @@ class LookaheadTree:
         return self._is_full() and all(row.birth_step + last_lookahead < self.step for row in self.rows)
 
     def _is_full(self) -> bool:
-        """Return whether the tree has enough branches to be left."""
         config = self.config
         share = config.return_nb_thres_init - config.return_nb_thres_decay * self.step / self.max_new_tokens
         return len(self.rows) >= round(self.k * share)
@@ -290,10 +306,6 @@ class LookaheadTree:
         The engine generates a row's tokens up to it in advance. It is the earliest step at which `return_on_full` can
         leave the tree or, while too few branches are in use for that, 1.5 times the row's length if that is more. If
         most compared branches have been dropped, it is the length of a young branch at its next comparison.
-
-        Args:
-            length: length of the row, in tokens.
-            birth_step: step at which the row was born; None for the root.
         """
         config, steps = self.config, self.config.rollout_filter_steps
         if self.step == 0:  # no branch has opened yet, so there is nothing to estimate from
@@ -312,12 +324,8 @@ class LookaheadTree:
     def births_ahead(self, ahead: Mapping[int, Sequence[Choice]]) -> list[tuple[Row, int, int]]:
         """Predict the branches that will open in the next steps, from choices that the engine has generated in advance.
 
-        Args:
-            ahead: row number -> its choices from this step on, as far as they have been generated.
-
-        Returns:
-            (parent, number of the parent's choices before the birth, token), in order of birth; for at most half of the
-            free branches, because rows without generated choices may take the others.
+        Each is (parent, number of the parent's choices before the birth, token), in order of birth. They take at most
+        half of the free branches, because rows without generated choices may take the others.
         """
         free = (self.k - len(self.rows) + 1) // 2
         if not free or self.config.random_branching_ratio is not None:

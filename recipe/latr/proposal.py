@@ -10,8 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from verl.evaluation.exploration.proposals import Grow, Proposal, Proposed, Samples
-from verl.evaluation.exploration.table import Group
+from verl.evaluation.exploration.table import Group, Grow, Proposal, Proposed, Samples
 from verl.utils.parts import register_proposal
 
 HALVINGS = 30
@@ -41,11 +40,9 @@ def latr_thresholds(groups: Sequence[Group], branches: float) -> Proposal:
     """Return the strictest LATR thresholds at which the median tree is expected to open at least `branches` branches.
 
     For a level u in [0, 1], prob_filter_rel_thres is the u-quantile of p1 - p2 over all steps, prob_filter_abs_thres is
-    the (1 - u)-quantile of p2. Bisection finds the smallest u with enough branches (`expected_branches`).
-
-    Args:
-        groups: plain samples. The tree takes the most likely tokens, so samples at a low temperature resemble it most.
-        branches: number of branches a tree should open; ask for more than it can hold if branches are dropped.
+    the (1 - u)-quantile of p2. Bisection finds the smallest u with enough branches (`expected_branches`). The tree
+    takes the most likely tokens, so samples at a low temperature resemble it most. Ask for more branches than it can
+    hold if some are dropped.
     """
     tables = [probabilities(group) for group in groups]
     seconds_S, gaps_S = (np.concatenate([table[i][~np.isnan(table[i])] for table in tables]) for i in (0, 1))
@@ -90,11 +87,7 @@ def expected_branches(seconds_NT: np.ndarray, gaps_NT: np.ndarray, absolute: flo
 
 
 def rounded(value: float, up: bool) -> float:
-    """Return a share rounded up or down to two significant digits.
-
-    >>> rounded(0.0432, up=False), rounded(0.0432, up=True), rounded(0.999, up=True)
-    (0.043, 0.044, 1.0)
-    """
+    """Return a share rounded up or down to two significant digits."""
     if value <= 0:
         return 0.0
     digits = 1 - math.floor(math.log10(value))

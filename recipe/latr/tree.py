@@ -19,9 +19,8 @@ from omegaconf import OmegaConf
 from stop_words import get_stop_words
 
 import recipe.latr.over_generation  # noqa: F401  # registers tree=over_generation
-from recipe.latr.keys import SECTION, KTConfig
+from recipe.latr.keys import SECTION, KTConfig, Tightened, mix_ratio, tightened
 from recipe.latr.lookahead import Choice, LookaheadTree, Row
-from recipe.latr.schedule import Tightened, mix_ratio, tightened, tree_branches
 from verl.utils.parts import register_tree
 from verl.workers.config.keys import ROLLOUT, check_log_probs
 from verl.workers.rollout.engines.interface import gather_or_cancel
@@ -70,10 +69,8 @@ def check_correction(config) -> None:
 class Policy(BranchPolicy):
     """The policy of `tree=latr`: the first of the n trajectories are the tree's branches, the others are sampled.
 
-    Args:
-        config: the keys under actor_rollout_ref.rollout.kt.
-        text_of: function that returns a token's text, for the stop-word (English) and math-symbol rules.
-        training_step: number of the training step, which sets the tree's share (`mix_ratio_schedule`).
+    `text_of` returns a token's text, for the stop-word (English) and math-symbol rules; `training_step` sets the tree's
+    share (`mix_ratio_schedule`).
     """
 
     def __init__(self, config: KTConfig, text_of: Callable[[int], str] = str, training_step: int = 0):
@@ -133,8 +130,8 @@ class Policy(BranchPolicy):
             grower.annotate(leaf_of)
 
     def branches(self, n: int) -> int:
-        """Return how many of n trajectories come from the tree."""
-        return tree_branches(n, mix_ratio(self.config.mix_ratio_schedule, self.training_step))
+        """Return how many of n trajectories come from the tree; Python's rounding, as in the published code."""
+        return round(n * mix_ratio(self.config.mix_ratio_schedule, self.training_step))
 
 
 class TreeGrower:

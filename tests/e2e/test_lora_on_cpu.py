@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from recipe.common.reporting.run_metrics import load_metrics
 from tests.e2e.runs import NO_VALIDATION, PARITY_REWARD, finish_run
-from verl.evaluation.model.folder import write_model_folder
+from verl.evaluation.model.checkpoint import write_model_folder
 
 FIRST, STEPS, RANK = 3, 6, 8
 SETTINGS = ["trainer.save_freq=3", *NO_VALIDATION, PARITY_REWARD]

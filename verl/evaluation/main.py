@@ -15,8 +15,17 @@ from omegaconf import DictConfig, OmegaConf
 from openai import AsyncOpenAI
 
 from verl.evaluation.model.checkpoint import Checkpoint, find_checkpoint, fingerprint, merge_shards
-from verl.evaluation.model.replicas import allow_open_files, describe_server, gpu_problem, replicas_of, visible_gpus
-from verl.evaluation.model.server import ChatModel, ServerEngine, clients_of, serving
+from verl.evaluation.model.server import (
+    ChatModel,
+    ServerEngine,
+    allow_open_files,
+    clients_of,
+    describe_server,
+    gpu_problem,
+    replicas_of,
+    serving,
+    visible_gpus,
+)
 from verl.evaluation.questions.benchmarks import find_benchmark
 from verl.evaluation.questions.loading import QuestionSet, read_questions
 from verl.evaluation.questions.prompts import prompt_ids_of
@@ -62,7 +71,6 @@ class EvaluationError(ValueError):
 
 @contextmanager
 def _as_evaluation_error():
-    """Turn a ValueError or TypeError about the user's settings into an EvaluationError."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -270,13 +278,6 @@ def _files_under_outputs(benchmark: str) -> list[str]:
     return sorted(map(str, own or [path for suffix in SUFFIXES for path in data.glob(f"*/{benchmark}{suffix}")]))
 
 
-def _fingerprint_of_files(files: list[str]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(Path(file).read_bytes())
-    return digest.hexdigest()[:16]
-
-
 def settings_of(plan: Plan) -> dict:
     """Return all settings on which the samples depend; samples are added to a file only if it has the same settings."""
     asked = OmegaConf.to_container(plan.config, resolve=True)
@@ -285,7 +286,10 @@ def settings_of(plan: Plan) -> dict:
     # A folder or file of the same name may have got another model or other questions in the meantime.
     settings["weights"] = fingerprint(plan.checkpoint) if plan.checkpoint else None
     settings["apply_chat_template_kwargs"] = plan.template
-    settings["data"] = _fingerprint_of_files(_files(plan.config))
+    digest = hashlib.sha256()
+    for file in _files(plan.config):
+        digest.update(Path(file).read_bytes())
+    settings["data"] = digest.hexdigest()[:16]
     settings["server"] = {key: asked["server"][key] for key in ("name", "api", "tokenizer")}
     if plan.scoring == "judge":
         settings["judge"] = {key: asked["judge"][key] for key in ("url", "name", "max_tokens", "temperature")}
@@ -320,12 +324,8 @@ def _server(plan: Plan):
 
 
 def _connect(side: DictConfig, url: str, at_once: int) -> tuple[list[AsyncOpenAI], str, int | None, bool]:
-    """Ask a server for its models, and make clients for it.
-
-    Returns:
-        the clients, the model's name on the server, the largest number of tokens of prompt and response together (None
-        if the server does not say), and whether the server knows vLLM's sampling parameters.
-    """
+    """Ask a server for its models, and return clients for it, the model's name, the largest number of tokens of prompt
+    and response together (None if the server does not say), and whether it knows vLLM's sampling parameters."""
     key = os.environ.get(side.api_key_env or "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
@@ -412,10 +412,8 @@ async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
 
 
 def evaluate(config: DictConfig) -> list[str]:
-    """Run an evaluation on one or more benchmarks, or continue it, and return the lines of its results.
-
-    With DRY_RUN=1 in the environment nothing is started, and the lines describe the checked plans instead.
-    """
+    """Run an evaluation on one or more benchmarks, or continue it, and return the lines of its results. With DRY_RUN=1
+    in the environment nothing is started, and the lines describe the checked plans instead."""
     plans = _plans(config)
     if os.environ.get("DRY_RUN", "0") not in ("", "0"):
         lines = [line for plan in plans for line in [*plan.describe(), f"samples: {plan.path}"]]
@@ -455,7 +453,6 @@ def _plans(config: DictConfig) -> list[Plan]:
 
 
 def _results(plan: Plan, samples: SampleFile) -> list[str]:
-    """Measure the samples, write the log, and return the lines of the results."""
     config, questions = plan.config, plan.questions.questions
     rows = [samples.rows[question.id, number] for question in questions for number in range(config.n)]
     limits: dict[str, int] = {}

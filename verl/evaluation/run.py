@@ -79,7 +79,6 @@ def token_responder(
     """Return a responder that exchanges token ids with the model in an environment, as training does.
 
     Args:
-        template: further options of the chat template, such as `enable_thinking`.
         sampling: temperature, top_p, top_k, stop (without an environment) and max_tokens, the limit of a response
             including the environment's answers.
         context: largest number of tokens that a turn reads and writes together; None: the server limits them.

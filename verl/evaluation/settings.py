@@ -22,10 +22,8 @@ FILES_OWN = "the file's own"
 
 
 def chat_template_kwargs(config: DictConfig, checkpoint: Checkpoint | None) -> dict:
-    """Return `apply_chat_template_kwargs`; if the key is null, those with which the checkpoint's run was trained.
-
-    They are empty if the key is null and the model comes from elsewhere, or its checkpoint holds no config.
-    """
+    """Return `apply_chat_template_kwargs`; if the key is null, those with which the checkpoint's run was trained. They
+    are empty if the key is null and the model comes from elsewhere, or its checkpoint holds no config."""
     if config.apply_chat_template_kwargs is not None:
         return _plain(config.apply_chat_template_kwargs)
     run = _run_of(checkpoint)
@@ -49,11 +47,8 @@ class EnvironmentChoice(NamedTuple):
 
 
 def environment_choice(config: DictConfig, checkpoint: Checkpoint | None, has_tasks: bool) -> EnvironmentChoice:
-    """Return what answers the model.
-
-    Without a choice of `environment` it is that with which the checkpoint was trained, but `gym` only if the questions
-    have tasks for it; else `tools`.
-    """
+    """Return what answers the model. Without a choice of `environment` it is that with which the checkpoint was
+    trained, but `gym` only if the questions have tasks for it; else `tools`."""
     run = config if "actor_rollout_ref" in config else _run_of(checkpoint)
     rollout = run.actor_rollout_ref.rollout if run is not None else OmegaConf.create()
     keys = {name: value for name, value in (rollout.get("multi_turn") or {}).items() if not name.startswith("_")}
@@ -79,10 +74,8 @@ def _run_of(checkpoint: Checkpoint | None) -> DictConfig | None:
 
 
 def prompt_style(config: DictConfig, questions: QuestionSet, tool_tags: Sequence[str]) -> str:
-    """Return the style of the prompts, such as `boxed`, or `boxed, system: <message>` with a system message.
-
-    FILES_OWN if the questions' file has prompts of its own.
-    """
+    """Return the style of the prompts, such as `boxed`, or `boxed, system: <message>` with a system message. FILES_OWN
+    if the questions' file has prompts of its own."""
     style, first = config.style or questions.benchmark.style, questions.questions[0]
     if first.prompt != to_messages(first.text, style, tool_tags, config.system):
         return FILES_OWN
@@ -103,5 +96,4 @@ def reported_settings(config: DictConfig, prompt: str, template: dict, scoring: 
 
 
 def _plain(value):
-    """Return a config's value in Python's own types."""
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value

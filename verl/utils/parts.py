@@ -474,7 +474,7 @@ def describe_loss(name: str, about: str, *, values: Mapping[str, Any] | None = N
 
 
 def register_proposal(tree: str) -> Callable[[T], T]:
-    """Return a decorator that registers the proposal for a tree's keys (verl/evaluation/exploration/proposals.py)."""
+    """Return a decorator that registers the proposal for a tree's keys (verl/evaluation/exploration/table.py)."""
     return lambda propose: add_part("proposal", tree, propose)
 
 

@@ -35,7 +35,6 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cells(row: dict[str, Any], n: int) -> dict[str, str]:
-    """Return column -> text of a policy's row."""
     low, high = (row[f"accuracy{end}"] for end in INTERVAL_ENDS)
     whole = "" if row["trajectories"] == n else f" of {row['trajectories']:.1f}"
     return {
@@ -54,10 +53,8 @@ def _cells(row: dict[str, Any], n: int) -> dict[str, str]:
 
 
 def likelihood_table(rows: Rows) -> str:
-    """Return a paragraph and a Markdown table that say how well each signal separates right from wrong responses.
-
-    The text is empty without rows.
-    """
+    """Return a paragraph and a Markdown table of how well each signal separates right from wrong responses; empty
+    without rows."""
     if not rows:
         return ""
     lines = []

@@ -85,7 +85,6 @@ def _table(rows: dict[str, Any]) -> Iterator[str]:
 
 
 def _training(facts: CheckpointFacts, config: DictConfig) -> dict[str, Any]:
-    """Return the rows of the card's table about method, data and settings."""
     data, trainer, model = config.data, config.trainer, config.actor_rollout_ref.model
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     tree, environment = parts_of(rollout)

@@ -58,10 +58,8 @@ def metrics_files(path: str | Path) -> list[Path]:
 
 
 def run_folder(path: str | Path) -> Path:
-    """Return the run's folder, whose name is the run's name.
-
-    It is `path` itself if that is a folder, `<run>` for `<run>/metrics.jsonl`, and `<run>` beside `<run>.jsonl`.
-    """
+    """Return the run's folder, whose name is the run's name. It is `path` itself if that is a folder, `<run>` for
+    `<run>/metrics.jsonl`, and `<run>` beside `<run>.jsonl`."""
     path = Path(path).resolve()
     if path.is_dir():
         return path
@@ -109,10 +107,8 @@ def _read_attempt(file: Path) -> dict[int, dict[str, float]]:
 
 
 def validation_accuracy(metrics: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return data source -> curve of the mean accuracy at the validation steps.
-
-    A step with means over several numbers of samples per question keeps the mean over the most samples.
-    """
+    """Return data source -> curve of the mean accuracy at the validation steps. A step with means over several numbers
+    of samples per question keeps the mean over the most samples."""
     matches = filter(None, map(VAL_ACCURACY.fullmatch, metrics))
     curves: dict[str, pd.Series] = {}
     for match in sorted(matches, key=lambda match: -int(match["n"])):

@@ -43,10 +43,8 @@ def computed_share(metrics: pd.DataFrame) -> float:
 
 
 def costs(metrics: pd.DataFrame) -> tuple[str, str, str]:
-    """Return three cells: tokens generated in the run, mean share that updates computed, median seconds of a step.
-
-    They are dashes for a run that generated nothing.
-    """
+    """Return three cells: tokens generated in the run, mean share that updates computed, median seconds of a step. They
+    are dashes for a run that generated nothing."""
     if "tree/tokens_generated" not in metrics:
         return ("-",) * 3
     steps = metrics["timing_s/step"].dropna()

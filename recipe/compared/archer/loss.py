@@ -69,10 +69,8 @@ def compute_policy_loss_archer(
     config=None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict]:
-    """Return dual-clip PPO's loss with a clip range for each class, plus the KL of tokens without high entropy.
-
-    All tensors are (B, T). The result is the loss, a scalar, and metrics.
-    """
+    """Return dual-clip PPO's loss with a clip range for each class, plus the KL of tokens without high entropy, and
+    metrics."""
     high, below, above = clip_ranges(config)
     log_ratio = (log_prob - old_log_prob).clamp(min=-20.0, max=20.0)
     losses, clip_metrics = dual_clip(advantages, log_ratio.exp(), below, above, config.clip_ratio_c)

@@ -25,14 +25,7 @@ def weighted_advantages(
     """Return (B,) each outcome minus its group's weighted mean, over the weighted standard deviation if `norm`.
 
     The variance is sum(w d^2) / max(sum(w) - 1, 1) for weights w and differences d, so weights of 1 give GRPO's
-    advantages. A group of equal outcomes gets exactly 0.
-
-    Args:
-        outcomes: (B,) float64.
-        groups: (B,) number of each row's group, 0 to G-1.
-        weights: (B,) float64.
-        epsilon: added to the standard deviation.
-        norm: whether to divide by the standard deviation.
+    advantages. A group of equal outcomes gets exactly 0. `outcomes` and `weights` are float64.
     """
     total = groups.bincount(weights)
     centered = outcomes - (groups.bincount(weights * outcomes) / total)[groups]
@@ -42,14 +35,7 @@ def weighted_advantages(
 
 
 def is_longer(nodes: Nodes, outcomes: torch.Tensor, bases: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return (B,) whether another row of the row's base has the same outcome and a tail of fewer steps.
-
-    Args:
-        nodes: nodes of the batch.
-        outcomes: (B,) outcome of each row.
-        bases: (B,) number of each row's base.
-        mask: (B, T) 1 at the model's tokens.
-    """
+    """Return (B,) whether another row of the row's base (`bases`) has the same outcome and a tail of fewer steps."""
     own = (nodes.passing == 1) & (nodes.at_first_token(mask) > 0)
     steps = nodes.pass_row.bincount(own[nodes.pass_node].double(), minlength=len(bases))
     rivals = torch.stack([bases.double(), outcomes], dim=1).unique(dim=0, return_inverse=True)[1]

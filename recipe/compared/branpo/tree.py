@@ -61,12 +61,6 @@ def new_tails(keys: BranPOKeys, lengths: Sequence[int], rewards: Sequence[float]
 
     There are at most `tails`, those of failed bases first. All tails of a base replace the same number of steps, which
     may exceed the base's length.
-
-    Args:
-        keys: the config keys.
-        lengths: number of steps of each base.
-        rewards: reward of each base.
-        seed: seed of the draws.
     """
     is_right = [reward > keys.failure_threshold for reward in rewards]
     draws, tails = random.Random(seed), []

@@ -26,10 +26,7 @@ from verl.utils.parts import Compares, register_credit
 def compute_cure_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool
 ) -> torch.Tensor:
-    """Return GRPO's advantages (B, T), with 0 at a shared token in all rows but one.
-
-    That one is the response that the others continue, wherever it stands in the batch.
-    """
+    """Return GRPO's advantages (B, T), with 0 at a shared token in all rows but the one that the others continue."""
     nodes = batch_nodes(index, mask)
     # The batch's rows are not in the tree's order, but segments are numbered in it: a row's last one gives its place.
     place = nodes.of_token.amax(dim=1).argsort(stable=True).argsort()

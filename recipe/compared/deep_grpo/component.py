@@ -15,11 +15,11 @@ from verl.workers.rollout.prompt_task import PromptSettings
 
 
 def fit_success(pivots: Iterable[tuple[float, bool]]) -> Fit | None:
-    """Return a logistic regression on (position, some branch right); None for at most ten
-    pivots, or if all outcomes are equal.
+    """Return a logistic regression on (position, some branch right); None for at most ten pivots, or if all outcomes
+    are equal.
 
-    It uses Newton's method with half the squared slope as a penalty (scikit-learn's default). Without the penalty,
-    outcomes that a position separates would have no finite slope.
+    It uses Newton's method with half the squared slope as a penalty (scikit-learn's default), without which outcomes
+    that a position separates would have no finite slope.
     """
     positions, right = np.array(list(pivots), dtype=float).reshape(-1, 2).T
     if len(right) <= 10 or len(set(right)) < 2:
@@ -37,11 +37,8 @@ def fit_success(pivots: Iterable[tuple[float, bool]]) -> Fit | None:
 
 @register_component
 class PivotSuccess(Component):
-    """Component that fits P, the probability that some branch of a pivot is right, for the next step's trees.
-
-    It fits P after each step to the last `window` pivots in the order of the data. Its state consists of the positions
-    and outcomes of these pivots.
-    """
+    """Component that fits P, the probability that some branch of a pivot is right, after each step to the last `window`
+    pivots in the order of the data. Its state consists of the positions and outcomes of these pivots."""
 
     state_file = "deep_grpo.json"
 

@@ -40,17 +40,10 @@ class DeepGRPOCreditKeys:
     needs=(PIVOTS,),
 )
 def compute_deep_grpo_advantage(
-    rewards: torch.Tensor,
-    mask: torch.Tensor,
-    index: np.ndarray,
-    epsilon: float,
-    norm: bool,
-    keys: DeepGRPOCreditKeys,
+    rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool, keys: DeepGRPOCreditKeys
 ) -> torch.Tensor:
     """Return advantages (B, T), scaled so that their token mean over the batch is the sum of the paper's two means.
-
-    `PIVOTS` holds 0 at all tokens of a main trajectory. `norm` has no effect.
-    """
+    `PIVOTS` holds 0 at all tokens of a main trajectory. `norm` has no effect."""
     pivots = PIVOTS.get()
     row_pivot = pivots.amax(dim=1)
     prompts = torch.from_numpy(np.unique(index, return_inverse=True)[1])

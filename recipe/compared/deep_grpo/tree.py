@@ -72,13 +72,7 @@ class DeepGRPOKeys:
 
 
 def pivot_weights(n_nodes: int, gamma: float, fit: Fit | None) -> list[float]:
-    """Return P(x) x^gamma of each node except the last.
-
-    Args:
-        n_nodes: number L of nodes.
-        gamma: exponent of x.
-        fit: P's log-odds; None for P = 1.
-    """
+    """Return P(x) x^gamma of each node except the last; `fit` holds P's log-odds, None for P = 1."""
     intercept, slope = fit or (math.inf, 0.0)
     positions = [(i + 1) / n_nodes for i in range(n_nodes - 1)]
     return [x**gamma / (1 + math.exp(-intercept - slope * x)) for x in positions]

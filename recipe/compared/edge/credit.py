@@ -39,14 +39,8 @@ class EdgeKeys:
 
 
 def entropy_factors(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return mean(P) / P_i (B, T) at the tokens of the mask, 0 elsewhere, and the extreme factors as metrics.
-
-    Tokens whose entropy is not finite do not count; a response without tokens that count has the factor 1.
-
-    Args:
-        entropy: (B, T) entropies of the old policy in nats.
-        mask: (B, T) boolean mask of the tokens that count.
-    """
+    """Return mean(P) / P_i (B, T) at the tokens of the mask, 0 elsewhere, and the extreme factors as metrics. Tokens
+    whose entropy is not finite do not count; a response without tokens that count has the factor 1."""
     valid = mask & entropy.isfinite()
     n_tokens = valid.sum(-1)
     has_tokens = n_tokens > 0

@@ -59,11 +59,8 @@ def forking_weights(
 ) -> tuple[torch.Tensor, float]:
     """Return each token's weight (B, T), 0 if it is not kept, and the smallest entropy of a kept token in nats.
 
-    Args:
-        entropy: (B, T) entropies of the old policy in nats; tokens whose entropy is not finite are not kept.
-        mask: (B, T) mask of the tokens that count.
-        ratio: share of the tokens to keep, rounded up; equal entropies are kept or left out together.
-        denominator: all: kept tokens weigh 1; kept: their weights' mean over the tokens that count is 1.
+    The share `ratio` of the tokens is kept, rounded up; equal entropies are kept or left out together, and those that
+    are not finite left out. Kept tokens weigh 1, or with `denominator=kept` so much that the mean over all tokens is 1.
     """
     counted = mask.bool() & entropy.isfinite()
     values = entropy[counted].float().cpu().numpy()

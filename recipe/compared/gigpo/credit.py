@@ -56,24 +56,19 @@ class GiGPOKeys:
 
 
 def turns_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each turn's row, first column and end column (exclusive), by row.
-
-    Args:
-        mask: (B, T) signed integers, 1 at the model's tokens, else 0; differences of booleans would have no sign.
-    """
+    """Return each turn's row, first column and end column (exclusive), by row. The mask (B, T) must be signed integers,
+    as differences of booleans have no sign."""
     edges = np.diff(np.pad(mask, ((0, 0), (1, 1))), axis=1)
     rows, starts = np.nonzero(edges == 1)
     return rows, starts, np.nonzero(edges == -1)[1]
 
 
 def returns_of(rewards: np.ndarray, rows: np.ndarray, begins: np.ndarray, gamma: float) -> np.ndarray:
-    """Return the discounted return (K,) of each of K turns.
+    """Return the discounted return (K,) of each of K turns, from the rewards (B, T) of the tokens.
 
     Args:
-        rewards: (B, T) rewards of the tokens.
         rows: (K,) row of each turn, ascending; the turns of a row are in order.
         begins: (K,) column from which rewards belong to the turn, up to the row's next turn.
-        gamma: discount of a reward for each turn.
     """
     returns = np.zeros(len(rows))
     for turn in reversed(range(len(rows))):

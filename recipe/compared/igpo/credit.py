@@ -41,13 +41,8 @@ class IGPOKeys:
 
 
 def discounted_sums(rewards: list[float], gamma: float) -> list[float]:
-    """Return for each turn the sum of its reward and the later ones, discounted by gamma for each turn between.
-
-    >>> discounted_sums([0.3, -0.1, 1.0], 0.5)
-    [0.5, 0.4, 1.0]
-    """
-    sums = []
-    later = 0.0
+    """Return for each turn the sum of its reward and the later ones, discounted by gamma for each turn between."""
+    sums, later = [], 0.0
     for reward in reversed(rewards):
         later = reward + gamma * later
         sums.append(later)
@@ -55,10 +50,8 @@ def discounted_sums(rewards: list[float], gamma: float) -> list[float]:
 
 
 def gain_metrics(rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, norm: bool) -> dict[str, float]:
-    """Return the mean number of gains of a trajectory and, if there are any, their mean and mean absolute value.
-
-    The gains are those of `ANSWER_GAINS`, before normalization; the arguments have no effect.
-    """
+    """Return the mean number of gains (`ANSWER_GAINS`) of a trajectory and, if there are any, their mean and mean
+    absolute value before normalization; the arguments have no effect."""
     gains = ANSWER_GAINS.get()
     values = gains[~gains.isnan()]
     if not len(values):

@@ -56,11 +56,7 @@ class PassKKeys:
 
 
 def passk_advantages(n: int, n_right: int, k: int, epsilon: float = 0.0) -> tuple[float, float]:
-    """Return the advantage of a right and of a wrong response among n, of which `n_right` are right.
-
-    Args:
-        epsilon: added to the standard deviation.
-    """
+    """Return the advantage of a right and of a wrong response among n, of which `n_right` are right."""
     n_wrong = n - n_right
     if n_right == 0 or n_wrong < k:
         return 0.0, 0.0
@@ -83,11 +79,7 @@ def passk_advantages(n: int, n_right: int, k: int, epsilon: float = 0.0) -> tupl
 def compute_passk_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool, keys: PassKKeys
 ) -> torch.Tensor:
-    """Return the advantages (B, 1); `norm` has no effect.
-
-    Raises:
-        ValueError: the reward function returned another `acc` than 0 or 1; the message names the prompt.
-    """
+    """Return the advantages (B, 1); `norm` has no effect. Raise ValueError for an `acc` that is neither 0 nor 1."""
     if (batch_nodes(index, mask).passing > 1).any():
         warn_of_shared_tokens()
     accuracy = ACCURACY.get()

@@ -66,7 +66,6 @@ class Policy(BranchPolicy):
         builder.tree.metrics = {"shared_tokens": builder.tree.shared_tokens()}
 
     async def _tree(self, builder: TreeBuilder, number: int) -> list[int]:
-        """The leaves of one tree."""
         draws = random.Random(derived_seed(builder.seed, number))
         leaves: list[int] = []
         step_ends: list[int] = []

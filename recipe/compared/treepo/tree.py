@@ -121,7 +121,6 @@ class Policy(BranchPolicy):
 
 
 def _end(rounds: Rounds) -> int | None:
-    """Return the index of a trajectory's last segment; None if it has no rounds yet."""
     return rounds[-1] if rounds else None
 
 

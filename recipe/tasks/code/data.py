@@ -6,14 +6,12 @@ Reads TACO and APPS (`question`, `input_output`, `starter_code`), CodeContests (
 `private_tests`, `generated_tests`) and rows in verl's format, such as Eurus-2-RL-Data, of which it takes those of code.
 """
 
-import argparse
 import json
-from pathlib import Path
 
-from recipe.common.problem_files import rl_row
+from recipe.common.problem_files import convert_file, converter_options, rl_row
 from recipe.tasks.code.reward import INSTRUCTION, read_tests
-from verl.evaluation.questions.adapters import text_question, truth_row
-from verl.utils.data_files import BadRow, check_characters, describe_bad, read_rows, write_rows
+from verl.evaluation.questions.benchmarks import text_question, truth_row
+from verl.utils.data_files import BadRow, check_characters
 
 
 def convert(row: dict, split: str, index: int) -> dict:
@@ -49,35 +47,19 @@ def _published_tests(row: dict) -> dict:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--input", required=True, type=Path)
-    parser.add_argument("--output", required=True, type=Path)
+    parser = converter_options(__doc__)
     parser.add_argument("--split", default="train")
-    parser.add_argument("--skip-bad-rows", action="store_true")
-    args = parser.parse_args(arguments)
-    rows: list[dict] = []
-    bad: dict[int, str] = {}
-    others = 0
-    try:
-        for number, row in enumerate(read_rows(args.input)):
-            row = {key.lower(): value for key, value in row.items()}
-            if row.get("ability") not in (None, "", "code", "coding"):
-                others += 1
-                continue
-            try:
-                rows.append(convert(row, args.split, len(rows)))
-            except BadRow as error:
-                bad[number] = str(error)
-    except ValueError as error:
-        raise SystemExit(f"error: {error}") from error
-    if bad and not args.skip_bad_rows:
-        raise SystemExit(f"error: {args.input}: {describe_bad(bad)}; --skip-bad-rows leaves them out")
-    if not rows:
-        raise SystemExit(f"error: {args.input} has no usable rows: {describe_bad(bad)}")
-    write_rows(args.output, rows)
-    print(f"{len(rows):,} rows in {args.output}; rows of another ability, left out: {others:,}")
-    if bad:
-        print(f"left out: {describe_bad(bad)}")
+    options = parser.parse_args(arguments)
+    others: list[int] = []  # numbers of the rows of another ability
+
+    def convert_code(row: dict, number: int, index: int) -> dict | None:
+        if row.get("ability") not in (None, "", "code", "coding"):
+            others.append(number)
+            return None
+        return convert(row, options.split, index)
+
+    convert_file(options, convert_code)
+    print(f"rows of another ability, left out: {len(others):,}")
 
 
 if __name__ == "__main__":

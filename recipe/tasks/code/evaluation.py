@@ -3,8 +3,7 @@
 import json
 
 from recipe.tasks.code.reward import INSTRUCTION, compute_score, read_tests
-from verl.evaluation.questions.adapters import text_question, truth_row
-from verl.evaluation.questions.benchmarks import HUB, Benchmark, register_benchmark
+from verl.evaluation.questions.benchmarks import HUB, Benchmark, register_benchmark, text_question, truth_row
 from verl.evaluation.scores.scoring import by_reward, register_scoring
 from verl.utils.data_files import BadRow
 

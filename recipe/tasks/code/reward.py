@@ -154,10 +154,6 @@ def compute_score(
 
     Returns:
         `score`; `acc`, 1 if all tests passed, else 0; `pred`, the solution, empty without one.
-
-    Raises:
-        ValueError: see `check_row`.
-        RuntimeError: the sandbox fails.
     """
     tests, prompt, sandbox = _checked(ground_truth, continuous, max_tests, settings)
     code, passed = code_of(solution_str, prompt), 0

@@ -121,11 +121,8 @@ def sandbox_of(limits: Limits) -> Sandbox:
 
 
 def run(call: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-    """Run a method of a sandbox and return its result; None if the solution is at fault.
-
-    Raises:
-        RuntimeError: the sandbox itself has failed three times.
-    """
+    """Run a method of a sandbox and return its result; None if the solution is at fault. Raise RuntimeError if the
+    sandbox itself has failed three times."""
     with _lock:
         loop = _loop()
     for _ in range(ATTEMPTS):

@@ -4,8 +4,7 @@ import json
 
 from recipe.tasks.countdown.data import countdown_text
 from recipe.tasks.countdown.reward import compute_score
-from verl.evaluation.questions.adapters import truth_row
-from verl.evaluation.questions.benchmarks import HUB, Benchmark, register_benchmark
+from verl.evaluation.questions.benchmarks import HUB, Benchmark, register_benchmark, truth_row
 from verl.evaluation.scores.scoring import by_reward, register_scoring
 from verl.utils.data_files import BadRow
 

@@ -30,19 +30,15 @@ class NotAnExpression(ValueError):
 
 
 def last_answer(text: str) -> str | None:
-    """Return the content of the last closed `<answer>`, without a trailing `= value`; None without one.
-
-    It is also None if the content has more than 256 characters.
-    """
+    """Return the content of the last closed `<answer>`, without a trailing `= value`; None if there is none, or if it
+    has more than 256 characters."""
     content = last_tagged(text)
     return None if content is None or len(content) > MAX_ANSWER_CHARS else content.split("=")[0].strip()
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]]:
-    """Return the value and the integers (in reading order) of an expression of integers, `+ - * /` and parentheses.
-
-    All operators are binary. NotAnExpression is raised for any other text, and for a division by zero.
-    """
+    """Return the value and the integers (in reading order) of an expression of integers, binary `+ - * /` and
+    parentheses. NotAnExpression is raised for any other text, and for a division by zero."""
     expression = expression.translate(_SPELLINGS)
     if not expression or len(expression) > MAX_ANSWER_CHARS or not _ALLOWED.issuperset(expression):
         raise NotAnExpression("characters other than digits, + - * / ( ) and spaces, or too many")
@@ -92,16 +88,11 @@ def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:
 def compute_score(
     data_source, solution_str, ground_truth, extra_info=None, format_score: float = 0.1, score: float = 1.0, **kwargs
 ) -> dict:
-    """Score a response by its last `<answer>expression</answer>`.
+    """Score a response by its last `<answer>expression</answer>`; the ground truth may be JSON text.
 
-    An expression that uses every number exactly once gets `score` if it reaches the target, else `format_score`.
-
-    Args:
-        ground_truth: `{"target": int, "numbers": [int, ...]}`, or the same as JSON text.
-
-    Returns:
-        `score` (0 if the answer breaks the rules); `acc` (1 if it reaches the target); `format` (1 if it uses every
-        number exactly once); `pred`, the value that it votes for, empty for an answer that breaks the rules.
+    An expression that uses every number exactly once gets `score` if it reaches the target, else `format_score`. The
+    result has `score` (0 if the answer breaks the rules); `acc` (1 if it reaches the target); `format` (1 if it uses
+    every number exactly once); `pred`, the value that it votes for, empty for an answer that breaks the rules.
     """
     nothing = {"score": 0.0, "acc": 0.0, "format": 0.0, "pred": ""}
     target, numbers = countdown_truth(ground_truth)

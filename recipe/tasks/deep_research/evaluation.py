@@ -4,8 +4,15 @@ import base64
 import itertools
 from pathlib import Path
 
-from verl.evaluation.questions.adapters import first_of, golds, needs_image, text_answers
-from verl.evaluation.questions.benchmarks import HUB, Benchmark, register_benchmark
+from verl.evaluation.questions.benchmarks import (
+    HUB,
+    Benchmark,
+    first_of,
+    golds,
+    needs_image,
+    register_benchmark,
+    text_answers,
+)
 from verl.utils.data_files import BadRow, read_lines
 
 

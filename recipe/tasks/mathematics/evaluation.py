@@ -4,8 +4,15 @@ import math
 import re
 from typing import Any
 
-from verl.evaluation.questions.adapters import first_of, last_question, needs_image, text_question
-from verl.evaluation.questions.benchmarks import HUB, Benchmark, register_benchmark
+from verl.evaluation.questions.benchmarks import (
+    HUB,
+    Benchmark,
+    first_of,
+    last_question,
+    needs_image,
+    register_benchmark,
+    text_question,
+)
 from verl.evaluation.questions.prompts import BOXED_INSTRUCTION
 from verl.utils.data_files import BadRow
 from verl.utils.math_answers.comparison import last_boxed, without_dollars
@@ -17,10 +24,8 @@ _DAPO_INSTRUCTIONS = re.compile(
 
 
 def math_question(row: dict, names: tuple[str, ...] = ()) -> str:
-    """Return the bare question in `problem`, `question` or `prompt`, without instructions on how to answer.
-
-    A text in the field `context` (OlympiadBench) is put before it. These fields are fixed: `names` is not used.
-    """
+    """Return the bare question in `problem`, `question` or `prompt` (`names` is not used), after a text in `context`
+    (OlympiadBench), without instructions on how to answer."""
     question = next((row[key] for key in ("problem", "question", "prompt") if row.get(key)), None)
     if isinstance(question, list):
         question = last_question(question)
@@ -69,11 +74,7 @@ def _gsm8k_number(solution: str) -> str:
 
 
 def gsm8k_answers(row: dict, names: tuple[str, ...]) -> list[str]:
-    """Return the number that follows #### at the end of a solution, as the only golden answer.
-
-    >>> gsm8k_answers({"answer": "40 * 27 = 1080 #### 1,080"}, ("answer",))
-    ['1080']
-    """
+    """Return the number that follows #### at the end of a solution, as the only golden answer."""
     solution = first_of(row, names)
     answer = _gsm8k_number(str("" if solution is None else solution))
     if len(answer.split()) != 1:

@@ -30,7 +30,7 @@ from recipe.common.problem_files import (
     run_maker,
     write_splits,
 )
-from recipe.common.tiny_model import TinyModelConfig
+from recipe.common.tiny_model import model_of_1_3_million
 from recipe.tasks.reasoning_gym.families import check_families, make_dataset
 
 SIZES = {"test": "test_size", "sft": "demo_size", "train": "train_size"}  # train.parquet is last: then all files exist
@@ -40,14 +40,7 @@ INSTRUCTION = "Think first, then give the answer alone between tags, as in <answ
 WRONG_BY = (-3, -2, -1, 1, 2, 3)  # errors of a wrong line of a demonstration
 ARITHMETIC = "State the final answer to the following arithmetic problem: "
 # a model of 1.3 million parameters, for which the words of chain_sum's questions, and numbers, are one token
-MODEL = TinyModelConfig(
-    hidden_size=160,
-    intermediate_size=640,
-    num_layers=3,
-    num_heads=5,
-    num_kv_heads=5,
-    extra_words=(ARITHMETIC, " + ", " - ", " =", *map(str, range(10, 100))),
-)
+MODEL = model_of_1_3_million([ARITHMETIC, " + ", " - ", " =", *map(str, range(10, 100))])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +52,6 @@ class ReasoningGymConfig:
         family_config: YAML with the settings of families that differ from the library's, by the library's names.
         demo_correct: share of the demonstrations' lines (or answers, for families without lines) that are right.
         style: style of the prompt: the question alone (`short`), or with instructions (`long`).
-
-    Raises:
-        ValueError: a field is out of range, or a family or its setting is unknown; the message names it.
     """
 
     families: str = "chain_sum"
@@ -92,10 +82,8 @@ class ReasoningGymConfig:
         return settings
 
     def entries(self, family: str, split: str) -> Iterator[dict]:
-        """Yield the library's entries of a family without end, from data sets with seeds of the split.
-
-        Some data sets make all entries at once, so that one of endless size would not do.
-        """
+        """Yield the library's entries of a family without end, from small data sets with seeds of the split: some make
+        all entries at once."""
         settings = self.settings.get(family, {})
         for number in count():
             seed = random.Random(f"{self.seed} {split} {family} {number}").getrandbits(32)
@@ -137,11 +125,7 @@ def chain_sum_lines(expression: str, correct: float, rng: random.Random) -> str:
 
 
 def draw_problems(config: ReasoningGymConfig, split: str, size: int, excluded: set[Problem]) -> list[Problem]:
-    """Return `size` problems of a split, distinct and none of `excluded`; the families take turns.
-
-    Raises:
-        ValueError: a family has too few problems, or no answers for demonstrations.
-    """
+    """Return `size` problems of a split, distinct and none of `excluded`; the families take turns."""
     names, settings = config.names, config.settings
     entries = {family: config.entries(family, split) for family in names}
     is_demo = split == "sft"

@@ -30,11 +30,7 @@ _FORMULA = re.compile(r"(?:\d+(?:\.\d+)?|[A-Za-z]+|[-+*/^() ])*")
 
 
 def library() -> Any:
-    """Return reasoning-gym's registry of families.
-
-    Raises:
-        ValueError: reasoning-gym is not installed.
-    """
+    """Return reasoning-gym's registry of families."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -44,11 +40,7 @@ def library() -> Any:
 
 
 def check_families(names: Sequence[str]) -> list[str]:
-    """Return the names without spaces around them.
-
-    Raises:
-        ValueError: a family is unknown, named twice or refused; the message says why, or which names are similar.
-    """
+    """Return the names without spaces around them; raise ValueError for one that is unknown, named twice or refused."""
     names = [name.strip() for name in names]
     known = [name for name in library().DATASETS if name not in REFUSED]
     for name in names:
@@ -64,11 +56,7 @@ def check_families(names: Sequence[str]) -> list[str]:
 
 
 def make_dataset(family: str, settings: Mapping[str, Any], **options: Any) -> Any:
-    """Return the library's data set of a family; `options` are `seed` and `size`.
-
-    Raises:
-        ValueError: a setting is unknown or out of range.
-    """
+    """Return the library's data set of a family; `options` are `seed` and `size`. A bad setting raises ValueError."""
     try:
         return library().create_dataset(family, **settings, **options)
     except (AssertionError, TypeError, ValueError) as error:

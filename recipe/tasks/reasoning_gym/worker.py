@@ -1,9 +1,8 @@
-"""Scores answers by the verifiers of reasoning-gym, in a process of its own that can be killed.
+"""Scores answers by the verifiers of reasoning-gym, in a process of a `ProcessPool`.
 
-`reward.py` starts this file as a script, with the path of the Python tool's confinement.py: importing verl would take
-seconds. Standard input is a socket to the parent. Each line from the parent is a JSON list [family, config, entry,
-answer, seconds]; the reply is a line with the score, or with the text of an error. An answer that takes more than
-`seconds` ends the process.
+The argument is the path of the Python tool's confinement.py: importing verl would take seconds. A request is a list
+[family, config, entry, answer, seconds]; the reply is the score, or the text of an error. An answer that takes more
+than `seconds` ends the process.
 
 The process that reads answers is confined as a program of the Python tool: it can write no files, and start no process.
 Moreover no verifier runs an answer as a program: where the library calls `eval` to give half a point for a Python list,

@@ -27,7 +27,7 @@ from recipe.common.problem_files import (
     split_of,
     write_splits,
 )
-from recipe.common.tiny_model import TinyModelConfig
+from recipe.common.tiny_model import model_of_1_3_million
 from recipe.tasks.walk.reward import BrokenRule, apply, follow
 
 # split -> config field, in the order of writing: train.parquet is last, so if it exists, all files exist
@@ -36,22 +36,13 @@ HELD_OUT = {"valid": 0.1, "test": 0.1}  # shares of all problems
 FRUITLESS_ATTEMPTS = 20_000
 SHORT = re.compile(r"(\d+)>(\d+) (\d+):((?: [-+*/]\d+)+)")  # a prompt in style "short"
 # a model of 1.3 million parameters for which every number of a walk is one token
-MODEL = TinyModelConfig(
-    hidden_size=160,
-    intermediate_size=640,
-    num_layers=3,
-    num_heads=5,
-    num_kv_heads=5,
-    extra_words=tuple(map(str, range(10, 100))),
-)
+MODEL = model_of_1_3_million([*map(str, range(10, 100))])
 
 
 @dataclass(frozen=True, kw_only=True)
 class WalkConfig:
-    """Difficulty and size. A model of a million parameters learns the defaults in minutes.
-
-    A problem has an operation for each sign in `operators`, in this order: `+*-` may become `+5 *2 -3`.
-    """
+    """Difficulty and size. A model of a million parameters learns the defaults in minutes. A problem has an operation
+    for each sign in `operators`, in this order: `+*-` may become `+5 *2 -3`."""
 
     train_size: int = 800
     valid_size: int = 96
@@ -95,10 +86,7 @@ class Problem(NamedTuple):
 
 
 def walk_text(truth: Mapping, style: str) -> str:
-    """Return the prompt of a number walk: a few tokens (`short`), or full instructions (`long`).
-
-    `truth` has the keys of a ground truth of `recipe.tasks.walk.reward`: start, target, steps, limit and operations.
-    """
+    """Return the prompt of a number walk from a ground truth: a few tokens (`short`), or full instructions (`long`)."""
     operations = " ".join(truth["operations"])
     if style == "short":
         return f"{truth['start']}>{truth['target']} {truth['steps']}: {operations}"
@@ -151,10 +139,8 @@ def random_walk(problem: Problem, right: bool, rng: random.Random) -> str:
 
 
 def can_arrive(step) -> float:
-    """Return 1 if a walk keeps the rules so far and can still end at its target, else 0.
-
-    A perfect process reward model, for `hato.local_reward=recipe.tasks.walk.data.can_arrive`, which calls it with a
-    `Step`. The problems need short prompts and the default `limit`.
+    """Return 1 if a walk keeps the rules so far and can still end at its target, else 0: a perfect process reward model
+    for `hato.local_reward=recipe.tasks.walk.data.can_arrive`. The problems need short prompts and the default `limit`.
     """
     question = SHORT.search(step.decode(step.problem))
     if question is None:

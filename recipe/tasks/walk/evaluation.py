@@ -4,8 +4,7 @@ import json
 
 from recipe.tasks.walk.data import walk_text
 from recipe.tasks.walk.reward import compute_score
-from verl.evaluation.questions.adapters import truth_row
-from verl.evaluation.questions.benchmarks import Benchmark, register_benchmark
+from verl.evaluation.questions.benchmarks import Benchmark, register_benchmark, truth_row
 from verl.evaluation.scores.scoring import by_reward, register_scoring
 from verl.utils.data_files import BadRow
 

@@ -96,13 +96,9 @@ def compute_score(
 ) -> dict:
     """Score a response: a walk that keeps every rule gets `score` if it ends at the target, else `format_score`.
 
-    Args:
-        ground_truth: `{"start": 3, "target": 22, "steps": 4, "operations": ["+5", "*2", "-3"], "limit": 99}`, or the
-            same as JSON text; all numbers of a walk are whole and lie between 0 and `limit`.
-
-    Returns:
-        `score`; `acc` and `format` (0 or 1); `pred`, the operations, for majority votes and counts of distinct answers.
-        It is empty for an answer that breaks the rules.
+    The ground truth is `{"start": 3, "target": 22, "steps": 4, "operations": ["+5", "*2", "-3"], "limit": 99}` or its
+    JSON text; all numbers of a walk are whole and lie between 0 and `limit`. The result has `score`; `acc` and `format`
+    (0 or 1); `pred`, the operations, for votes and counts of distinct answers, empty if the answer breaks the rules.
     """
     nothing = {"score": 0.0, "acc": 0.0, "format": 0.0, "pred": ""}
     truth = walk_of(ground_truth)

@@ -113,10 +113,8 @@ def answer(problem: Problem) -> int | None:
 
 
 def random_problem(config: WordProblemsConfig, n_operations: int, rng: random.Random) -> Problem | None:
-    """Return a random problem with `n_operations` operations; None if the draw made none.
-
-    No number in the text is the answer, so that copying a number is never right.
-    """
+    """Return a random problem with `n_operations` operations; None if the draw made none. No number in the text is the
+    answer, so that copying a number is never right."""
     name = rng.choice(list(STORIES))
     story = STORIES[name]
     changes = rng.sample(story.changes, rng.randint(0, n_operations))

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from recipe.common.reporting.exploration_report import likelihood_table
 from tests.evaluation.exploration.random_model import model_and_tokenizer
-from verl.evaluation.exploration.likelihoods import SHARES, auc, likelihood_rows, references_by_prompt
+from verl.evaluation.exploration.likelihoods import SHARES, likelihood_rows, references_by_prompt
 from verl.evaluation.exploration.table import Group, Step, Trajectory
 from verl.workers.rollout.answer_likelihood import AnswerLikelihood, answer_tokens, reference_answers
 from verl.workers.rollout.engines.interface import RolloutEngine
@@ -80,10 +80,6 @@ class Foreseeing(RolloutEngine):
         if len(prompt_ids) == 1:  # the beginning of a response
             return [-float(token) for token in continuation_ids]
         return [-float(prompt_ids[-1])] * len(continuation_ids)
-
-
-def test_auc_by_hand():
-    assert auc([3.0, 1.0], [1.0, 0.0]) == pytest.approx((1 + 1 + 0.5 + 1) / 4)
 
 
 def test_rows_by_hand():

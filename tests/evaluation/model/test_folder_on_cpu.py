@@ -19,8 +19,13 @@ from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from tests.configs import composed
 from tests.evaluation.model.shard_writer import CASES, STEP, trained_model
 from tests.packages import unpacked
-from verl.evaluation.model.checkpoint import Checkpoint, checkpoint_step, merge_shards
-from verl.evaluation.model.folder import write_adapter, write_model_folder
+from verl.evaluation.model.checkpoint import (
+    Checkpoint,
+    checkpoint_step,
+    merge_shards,
+    write_adapter,
+    write_model_folder,
+)
 from verl.trainer.checkpoint_marker import CONFIG_FILE
 from verl.trainer.checks.model.lora import check_lora
 from verl.trainer.checks.run_plan import describe_plan

@@ -13,7 +13,7 @@ from tests.configs import evaluation_config
 from tests.tables import table
 from verl.evaluation import main
 from verl.evaluation.main import EvaluationError, evaluate, plan_of, server_options
-from verl.evaluation.model.replicas import visible_gpus
+from verl.evaluation.model.server import visible_gpus
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -114,7 +114,7 @@ def test_the_cpu_profile_has_no_gpus_and_others_are_counted_by_torch(monkeypatch
 def test_open_files_are_allowed_for_all_connections():
     program = """
 import resource, sys
-from verl.evaluation.model.replicas import allow_open_files
+from verl.evaluation.model.server import allow_open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))
 for connections in map(int, sys.argv[1:]):
     try:

@@ -4,6 +4,7 @@ import pytest
 
 from recipe.tasks.deep_research.reward import rule_of
 from tests.evaluation.questions.layouts import LAYOUTS, gaia_row, read, verl_row, write
+from tests.tables import table
 from verl.evaluation.__main__ import main
 from verl.evaluation.questions.benchmarks import find_benchmark
 from verl.evaluation.questions.loading import BAD, REPEATED, read_questions
@@ -49,19 +50,7 @@ def rule(name: str) -> str:
 # ---------------------------------------------------------------- verl's format
 
 
-@pytest.mark.parametrize(
-    ("name", "truth", "answers"),
-    [
-        ("math500", "[0,1)", ["[0,1)"]),
-        ("gsm8k", "72", ["72"]),
-        ("aime24", 204, ["204"]),
-        ("hotpotqa", '["Ann", "Anna"]', ["Ann", "Anna"]),
-        ("musique", ["Ann", "Anna"], ["Ann", "Anna"]),
-        ("bamboogle", {"target": ["Ann"]}, ["Ann"]),
-        ("countdown", {"target": 7, "numbers": [3, 4]}, ['{"target": 7, "numbers": [3, 4]}']),
-        ("countdown", '{"target": 7, "numbers": [3, 4]}', ['{"target": 7, "numbers": [3, 4]}']),
-    ],
-)
+@pytest.mark.parametrize(("name", "truth", "answers"), table(__file__, "verls format"))
 def test_verls_format(tmp_path, name, truth, answers):
     (question,) = read(tmp_path, name, [verl_row(truth, system="Use tools.")], ".parquet").questions
     assert (question.id, question.text, question.answers) == ("0", "q?", answers)

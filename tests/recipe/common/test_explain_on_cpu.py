@@ -68,8 +68,7 @@ def test_the_page(tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
-    [("loss=none_such", "loss/none_such"), ("actor_rollout_ref.rollout.n=0", "n")],
+    ("override", "message"), [("loss=none_such", "loss/none_such"), ("actor_rollout_ref.rollout.n=0", "n")]
 )
 def test_a_wrong_composition_is_refused(override, message):
     with pytest.raises(SystemExit, match=message):

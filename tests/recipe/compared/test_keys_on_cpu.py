@@ -6,9 +6,11 @@ tests/conformance tries unknown keys and wrong types of every part.
 from dataclasses import asdict
 
 import pytest
+import torch
 
 from tests.configs import composed
 from tests.recipe.arpo.toy_agent import TOKENIZER, encode
+from tests.recipe.compared.credit import advantage
 from tests.refusals import refused, says
 from tests.tables import table
 from verl.trainer.checks.parts import check_parts, check_typed_sections
@@ -57,3 +59,10 @@ def test_a_switch_of_a_loss_that_is_not_wrapped_is_refused():
     keys = [f"actor_rollout_ref.actor.{key}" for key in ("forking_loss=aepo", "adaptive_clip=true")]
     with pytest.raises(ValueError, match="loss_mode=forking does not know adaptive_clip"):
         check_typed_sections(composed("explore", "hardware=cpu", "loss=forking", *keys))
+
+
+@pytest.mark.parametrize("name", ["branpo", "cure", "tree_grpo", "treepo"])
+def test_rows_without_a_tree_are_compared_with_their_group(name):
+    without = torch.full((3, 2), -1)
+    plain = advantage(name, [2, 0, 7], without, ["a", "a", "b"], mask=torch.ones(3, 2), norm=False)
+    assert plain.tolist() == [[1, 1], [-1, -1], [0, 0]]

@@ -257,16 +257,6 @@ def test_random_forests_against_the_slow_version(seed, hato):
         assert share.item() == pytest.approx(np.mean(every))
 
 
-def test_the_notes_causal_reward_by_hand():
-    """Right answers of 1: 1 where no sibling is on a right path, else 0; leaves have none, a lone step its R_path."""
-    tree = Tree([[1.0, 0.0], [[0.0, 1.0]], [0.0, 0.0]])  # 1: 2 3; 4: 5: 6 7; 8: 9 10
-    causal = by_step(tree, credit := credit_of(tree, settings(causal_reward="notes")), credit.causal)
-    assert causal == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0], "1 and 4 are both on right paths, and 5 is alone"
-    tree = Tree([[1.0, 0.5], [0.2, 0.0], [0.0]])
-    causal = by_step(tree, credit := credit_of(tree, settings(causal_reward="notes")), credit.causal)
-    assert causal == pytest.approx([0.75 - 0.2, 0, 0, 0, 0, 0, 0, 0]), "the third step is on no right path"
-
-
 # -- any rows --
 
 

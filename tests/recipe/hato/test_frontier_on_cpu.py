@@ -4,14 +4,10 @@ from collections import Counter
 
 import pytest
 
-from recipe.hato.frontier import EXPANDED, PRUNED, ROOT, Frontier
+from recipe.hato.frontier import ROOT, Frontier
 from tests.recipe.hato.trees import frontier, grown, model, random_frontier, tool
 from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, MODEL, TOOL, TrajectoryTree
 from verl.workers.rollout.tree_builder import Path
-
-
-def kept_children(tree, number):
-    return [child for child in tree.steps[number].children if tree.is_kept(child)]
 
 
 def test_identical_siblings_are_one_step_that_counts():
@@ -44,21 +40,6 @@ def test_paths_that_share_an_answer_are_dropped_one_by_one():
     tree.prune(first)
     notes = [tree.tree.segments[tree.steps[number].segments[-1]].info.notes for number in (first, second)]
     assert "pruned" in notes[0] and notes[1] == {}
-
-
-def test_pruning_releases_what_is_below_and_what_has_become_empty_above():
-    #       1 ─ 2 ─ 3 ─ 4        5 ─ 6
-    tree = grown([[[[None]]], [None]])
-    tree.prune(4)
-    assert [step.status for step in tree.steps[1:5]] == [PRUNED] * 4, "1 to 3 led to 4 alone"
-    assert [step.n_tokens for step in tree.steps[1:5]] == [2] * 4
-    for segment in tree.tree.segments[:4]:
-        assert (segment.token_ids, segment.log_probs) == ([], []) and segment.info.notes["pruned"]
-    assert (tree.leaves(), tree.n_kept, kept_children(tree, ROOT)) == ([6], 2, [5])
-    tree.prune(3)  # again
-    assert tree.n_kept == 2
-    tree.prune(5)
-    assert (tree.leaves(), tree.n_kept, tree.steps[ROOT].status) == ([], 0, EXPANDED)
 
 
 @pytest.mark.parametrize("seed", range(20))

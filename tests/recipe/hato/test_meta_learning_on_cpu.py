@@ -1,11 +1,12 @@
-"""Meta-learning's formulas on quadratics solved by hand."""
+"""Meta-learning's formulas on quadratics solved by hand, and blocks of one domain that resume within an epoch."""
 
-import doctest
+from itertools import islice
 
 import pytest
 import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from recipe.hato import meta_learning
+from recipe.hato.meta_component import DomainSampler
 from recipe.hato.meta_learning import MetaEpisode, episode_calls
 
 
@@ -14,10 +15,6 @@ def quadratic_step(theta: torch.Tensor, optimizer, target: float) -> None:
     optimizer.zero_grad()
     ((theta - target) ** 2 / 2).sum().backward()
     optimizer.step()
-
-
-def test_doctests():
-    assert doctest.testmod(meta_learning).failed == 0
 
 
 def test_reptile_on_a_quadratic():
@@ -118,3 +115,46 @@ def test_episodes_tile_the_steps():
     calls = [episode_calls(step, "reptile", 3) for step in range(1, 7)]
     assert calls == [(["meta_begin"], []), ([], []), ([], ["meta_end"])] * 2
     assert episode_calls(1, "reptile", 1) == (["meta_begin"], ["meta_end"])
+
+
+DOMAINS = ["a"] * 9 + ["b"] * 25 + ["c"] * 3
+
+
+def blocks(sampler: DomainSampler) -> list[list[int]]:
+    rows = list(sampler)
+    assert len(rows) == len(sampler)
+    return [rows[at : at + sampler.block] for at in range(0, len(rows), sampler.block)]
+
+
+def test_a_block_is_of_one_domain_and_no_row_comes_twice_but_in_small_domains():
+    sampler = DomainSampler(DOMAINS, block=8, seed=1)
+    epochs = [blocks(sampler) for _ in range(3)]
+    for epoch in epochs:
+        domains = [{DOMAINS[row] for row in block} for block in epoch]
+        assert all(len(domain) == 1 for domain in domains)
+        assert sorted(domain.pop() for domain in domains) == ["a", "b", "b", "b", "c"]
+        rows = [row for block in epoch for row in block if DOMAINS[row] != "c"]
+        assert len(rows) == len(set(rows))
+        assert {row for block in epoch for row in block if DOMAINS[row] == "c"} == {34, 35, 36}
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert blocks(DomainSampler(DOMAINS, block=8, seed=1)) == epochs[0]
+    assert blocks(DomainSampler(DOMAINS, block=8, seed=2)) != epochs[0]
+
+
+@pytest.mark.parametrize("seen", [1, 7, 20, 21, 33])
+def test_resuming_goes_on_where_it_stopped(seen):
+    def loader():
+        sampler = DomainSampler(DOMAINS, block=8, seed=1)
+        return StatefulDataLoader(list(range(len(DOMAINS))), batch_size=2, sampler=sampler, num_workers=0)
+
+    def forever(of):
+        while True:
+            yield from (batch.tolist() for batch in of)
+
+    whole = loader()
+    batches = forever(whole)
+    list(islice(batches, seen))
+    state = whole.state_dict()
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert list(islice(forever(resumed), 50)) == list(islice(batches, 50))

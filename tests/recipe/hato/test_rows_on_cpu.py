@@ -10,9 +10,8 @@ import torch
 
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from recipe.hato.keys import HATOConfig
-from recipe.hato.records import NodeBudget, SearchState
-from recipe.hato.step_features import FEATURES
-from recipe.hato.value_model import pack, value_model_of
+from recipe.hato.search import NodeBudget
+from recipe.hato.value_model import FEATURES, SearchState, pack, value_model_of
 from tests.configs import composed
 from tests.recipe.arpo.toy_agent import TOKENIZER, Library, ToyPolicy
 from verl.workers.rollout.engines.local_transformers import TransformersEngine

@@ -8,15 +8,7 @@ import pytest
 
 from recipe.hato.frontier import LEAF, ROOT, Frontier
 from recipe.hato.keys import ExplorationConfig, TreeConfig
-from recipe.hato.search import (
-    Expansion,
-    Search,
-    branching_factors,
-    drawn_order,
-    softmax,
-    temperature_at,
-    ucb_grants,
-)
+from recipe.hato.search import Expansion, Search, branching_factors, drawn_order, ucb_grants
 from tests.recipe.hato.trees import frontier, model
 
 # the best first, nothing pruned
@@ -24,20 +16,6 @@ GREEDY = ExplorationConfig(beta_u=0.5, selection_temperature=0.0)
 
 
 # -- pure functions --
-
-
-def test_temperatures_by_hand():
-    config = ExplorationConfig(initial_temperature=1.2, temperature_decay=0.5)
-    assert temperature_at(0.0, config) == 1.2
-    assert temperature_at(0.5, config) == pytest.approx(1.2 * math.exp(-0.25))
-    assert temperature_at(7.0, config) == temperature_at(1.0, config)
-
-
-def test_softmax_by_hand():
-    assert softmax([0.0, math.log(3) / 2], 0.5) == pytest.approx([0.25, 0.75])
-    assert softmax([1.0, 2.0, 2.0], 0) == [0, 0.5, 0.5]
-    assert softmax([1e6, -1e6], 0.01) == [1.0, 0.0]
-    assert softmax([], 1.0) == []
 
 
 def test_the_first_drawn_follows_the_softmax_and_the_second_that_of_the_rest():

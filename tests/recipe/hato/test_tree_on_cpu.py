@@ -12,10 +12,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from recipe.hato.keys import ANSWER_LIKELIHOOD, ExplorationConfig, HATOConfig, TreeConfig, UncertaintyConfig
 from recipe.hato.local_reward import heuristic
-from recipe.hato.records import NodeBudget, SearchState
-from recipe.hato.step_features import FEATURES
+from recipe.hato.search import NodeBudget
 from recipe.hato.tree import Policy
-from recipe.hato.value_model import value_model_of
+from recipe.hato.value_model import FEATURES, SearchState, value_model_of
 from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine, Letters
 from verl.workers.rollout import tree_builder as builder
 from verl.workers.rollout.answer_likelihood import AnswerLikelihood
@@ -115,21 +114,6 @@ def test_the_way_to_the_end_has_neither_delimiter_nor_bound_of_a_step(model):
     tree = grow(engine, config_of(max_depth=1, step_delimiter="a"))
     assert all(request.stop == [] and request.max_tokens == 24 for request in engine.asked)
     assert all(segment.parent is None for segment in tree.segments)
-
-
-class Stingy(Slow):
-    """Ends every answer after 7 tokens."""
-
-    async def generate(self, request):
-        return await super().generate(replace(request, max_tokens=min(7, request.max_tokens)))
-
-
-def test_a_last_step_goes_on_where_an_answer_was_cut_short(model):
-    tree = grow(Stingy(model, 0), config_of(max_depth=1))
-    assert len(tree.leaves) > 1 and any(len(path) > 7 for path in tree.trajectories())
-    assert all(path[-1] == EOS or len(path) == 24 for path in tree.trajectories())
-    for segment in (tree.segments[i] for leaf in tree.leaves for i in tree.path(leaf)):
-        assert "local_rewards" in segment.info.fields and segment.info.entropies is None
 
 
 def test_a_shared_budget_and_entropies_that_are_not_asked_for(model):

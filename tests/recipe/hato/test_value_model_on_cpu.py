@@ -1,15 +1,15 @@
 """The value model against functions whose values are known, and its features against hand-computed numbers."""
 
-import doctest
 import io
 import math
+import random
+from itertools import product
 
 import pytest
 import torch
 
-from recipe.hato import step_features as features_module
 from recipe.hato.keys import HATOConfig
-from recipe.hato.metrics import calibration_error
+from recipe.hato.metrics import ReferencePaths, calibration_error, evenly_spaced, novelty, rdi
 from recipe.hato.value_model import COMPARED_ROWS, value_model_of
 from verl.workers.config.keys import read_keys
 
@@ -178,10 +178,6 @@ def test_a_feature_that_is_no_number_is_refused():
         make_value_model("ensemble").predict([[float("nan")] * 4])
 
 
-def test_the_features_docstrings():
-    assert doctest.testmod(features_module).failed == 0
-
-
 def test_calibration_error_by_hand():
     """Bins [0, 0.5) with means 0.125 and 0.5, and [0.5, 1] with 0.95 and 0.5."""
     assert calibration_error([0.1, 0.15, 0.9, 1.0], [0, 1, 1, 0], n_bins=2) == pytest.approx((0.375 + 0.45) / 2)
@@ -193,3 +189,47 @@ def test_networks_that_are_no_longer_finite_are_named_where_they_learn(kind):
     next(model.networks.parameters()).data[0] = math.nan
     with pytest.raises(ValueError, match="HATO's value model gives estimates that are not finite"):
         model.observe(*steps(128, seed=1))
+
+
+def slow_distance(a, b) -> float:
+    """Levenshtein by the recurrence, over the longer length."""
+    table = {(i, 0): i for i in range(len(a) + 1)} | {(0, j): j for j in range(len(b) + 1)}
+    for i, j in product(range(1, len(a) + 1), range(1, len(b) + 1)):
+        change = table[i - 1, j - 1] + (a[i - 1] != b[j - 1])
+        table[i, j] = min(table[i - 1, j] + 1, table[i, j - 1] + 1, change)
+    return table[len(a), len(b)] / max(len(a), len(b), 1)
+
+
+def test_rdi_by_hand():
+    assert rdi([[1, 2, 3, 4], [1, 2, 3, 5], [9, 9, 9, 9]]) == pytest.approx((1 / 4 + 1 / 4 + 1) / 3)
+    assert rdi([[1, 2], [1, 2], [3, 4], [3, 4]]) == 0.0
+    assert rdi([[1, 2]]) is None and rdi([]) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rdi_and_novelty_against_the_slow_reference(seed):
+    rng = random.Random(seed)
+    paths, references = ([[rng.randrange(4) for _ in range(rng.randrange(1, 9))] for _ in range(6)] for _ in range(2))
+    others = [[slow_distance(a, b) for j, b in enumerate(paths) if j != i] for i, a in enumerate(paths)]
+    assert rdi(paths) == pytest.approx(sum(map(min, others)) / 6)
+    nearest = [min(slow_distance(a, b) for b in references) for a in paths]
+    assert novelty(paths, references) == pytest.approx(sum(nearest) / 6)
+
+
+def test_of_many_paths_evenly_spaced_ones_are_compared():
+    assert evenly_spaced(range(10), 4) == [0, 2, 5, 7]
+    assert evenly_spaced(range(3), 4) == [0, 1, 2]
+    assert rdi([[i] * 8 for i in range(1000)]) == 1.0
+
+
+def test_reference_paths_are_the_first_ones_and_bounded():
+    references = ReferencePaths(max_problems=2, max_paths=2)
+    references.keep("none yet", [])
+    references.keep("a", [[1], [2], [3]])
+    references.keep("a", [[4]])
+    references.keep("b", [[5]])
+    references.keep("c", [[6]])
+    assert (references.of("a"), references.of("b"), references.of("c")) == ([[1], [2]], [[5]], [])
+    again = ReferencePaths(2, 2)
+    again.load_state_dict(references.state_dict())
+    assert again.of("a") == [[1], [2]]

@@ -9,9 +9,8 @@ from omegaconf import OmegaConf
 
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from recipe.latr.decoder import latr_generate
-from recipe.latr.keys import SECTION, KTConfig
-from recipe.latr.schedule import mix_ratio, next_tightened_steps, tightened, tree_branches
-from recipe.latr.similarity import edit_distance_ratio, rouge_l, suffix_match
+from recipe.latr.keys import SECTION, KTConfig, mix_ratio, next_tightened_steps, tightened
+from recipe.latr.lookahead import edit_distance_ratio, rouge_l, suffix_match
 from recipe.latr.tree import Policy
 from tests.tables import table
 from verl.workers.config.keys import read_keys
@@ -89,7 +88,8 @@ def test_mix_ratio_depends_on_the_step_alone():
     schedule = {0: 1.0, 10: 0.75, 20: 0.5, 80: 0.25, 200: 0.0}
     steps = {0: 1.0, 9: 1.0, 10: 0.75, 19: 0.75, 20: 0.5, 79: 0.5, 80: 0.25, 199: 0.25, 200: 0.0, 999: 0.0}
     assert {step: mix_ratio(schedule, step) for step in steps} == steps
-    assert [tree_branches(8, ratio) for ratio in (1.0, 0.75, 0.5, 0.25, 0.0)] == [8, 6, 4, 2, 0]
+    policies = [Policy(KTConfig(mix_ratio_schedule=schedule), training_step=step) for step in (0, 10, 20, 80, 200)]
+    assert [policy.branches(8) for policy in policies] == [8, 6, 4, 2, 0]
 
 
 def test_the_parameter_scheduler_tightens_loosens_and_stops_at_its_bounds():

@@ -6,8 +6,7 @@ import random
 import pytest
 
 from recipe.latr.proposal import expected_branches, latr_thresholds, probabilities, propose, rounded
-from verl.evaluation.exploration.proposals import Samples
-from verl.evaluation.exploration.table import Group, Step, Trajectory
+from verl.evaluation.exploration.table import Group, Samples, Step, Trajectory
 
 
 def row(steps) -> Trajectory:

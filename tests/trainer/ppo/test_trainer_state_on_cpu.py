@@ -5,7 +5,7 @@ import torch
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.hapo.normalized_entropy import EntropyStatistics
-from recipe.hato.step_features import FEATURES
+from recipe.hato.value_model import FEATURES
 from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, trainer_of
 from verl.trainer.checkpoint_marker import complete_steps
 from verl.trainer.ppo.v1.explore_trainer import ExploreTrainer

@@ -13,6 +13,7 @@ from tests.tables import table
 from verl.utils.math_answers import comparison
 from verl.utils.math_answers.comparison import compute_score, last_boxed
 from verl.utils.math_answers.latex_spelling import common_spelling, plain_characters, without_repeating_decimals
+from verl.utils.process_pool import ProcessPool
 
 POWERS = r"9^{9^{9^{9}}}"
 
@@ -125,15 +126,15 @@ def test_a_forked_process_has_its_own_comparers():
     assert accuracy("0.5", r"\frac{1}{2}") == 1.0
     child = os.fork()
     if not child:
-        os._exit(0 if all(slot is None for slot in comparison._pool.queue) else 1)
+        os._exit(0 if all(slot is None for slot in comparison._POOL.slots.queue) else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.slow
 def test_no_process_is_left_behind():
     code = (
-        f"import runpy; module = runpy.run_path({comparison.__file__!r}); module['is_equivalent']('1', '2');"
-        "print(*(comparer._process.pid for comparer in module['_pool'].queue if comparer))"
+        "from verl.utils.math_answers.comparison import _POOL, is_equivalent; is_equivalent('1', '2');"
+        "print(*(slot.process.pid for slot in _POOL.slots.queue if slot))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     pids = [int(pid) for pid in done.stdout.split()]
@@ -144,10 +145,7 @@ def test_no_process_is_left_behind():
     assert not os.path.exists(f"/proc/{pids[0]}")
 
 
-def test_a_worker_that_does_not_start_is_an_error_not_a_zero(monkeypatch, tmp_path):
+def test_a_worker_that_does_not_start_is_an_error_not_a_zero(tmp_path):
     (tmp_path / "worker.py").write_text("raise ModuleNotFoundError('mpmath')")
-    monkeypatch.setattr(comparison, "_WORKER", tmp_path / "worker.py")
-    comparison._new_pool()
     with pytest.raises(RuntimeError, match="does not start"):
-        accuracy("0.5", r"\frac{1}{2}")
-    comparison._new_pool()
+        ProcessPool("mathematics", str(tmp_path / "worker.py")).ask(["1", "2"], 1.0)

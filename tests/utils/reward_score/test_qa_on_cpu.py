@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 
 from tests.tables import table
-from verl.utils.reward_score.qa import (
-    check_row,
-    compute_score,
-    exact_match,
-    gold_answers,
-    plain_text,
-    token_f1,
-)
+from verl.utils.reward_score.qa import check_row, compute_score, exact_match, gold_answers, plain_text, token_f1
 
 ROWS = Path(__file__).with_name("qa_answers.txt").read_text(encoding="utf-8").splitlines()[1:]
 

@@ -42,11 +42,7 @@ def references_by_prompt(rows: Sequence[Mapping]) -> list[tuple[list[str], list[
 
 
 def auc(right: Sequence[float], wrong: Sequence[float]) -> float:
-    """Return the share of pairs in which the number of `right` exceeds that of `wrong`; equal numbers count half.
-
-    >>> auc([3.0, 1.0], [1.0, 0.0])
-    0.875
-    """
+    """Return the share of pairs in which the number of `right` exceeds that of `wrong`; equal numbers count half."""
     return fmean((high > low) + (high == low) / 2 for high, low in product(right, wrong))
 
 
@@ -62,10 +58,8 @@ async def likelihood_rows(
 
     A row has the `share` of the response that is read; `groups`, the number of groups with both; and for each signal s
     of SIGNALS its mean AUC in these groups, named s, with the ends `s-Low` and `s-High` of a 95 % bootstrap interval.
-
-    Args:
-        closing: text between the response's beginning and the reference answer, see `closing_text`.
-        groups, references: for each prompt its group, and its answers from `references_by_prompt`.
+    `closing` stands between the response's beginning and the answer (`closing_text`); `references` are the prompts'
+    answers from `references_by_prompt`.
     """
     mixed = [
         (group, answers)
@@ -87,7 +81,6 @@ async def likelihood_rows(
 
 
 async def _group_aucs(bar: tqdm, engine, tokenizer, closing: str, group: Group, answers, share: float) -> list[float]:
-    """Return the AUC of each signal within a group."""
     both = [AnswerLikelihood(engine.score, tokenizer, closing, each) for each in answers]
 
     async def signals(trajectory: Trajectory) -> list[float]:

@@ -20,8 +20,7 @@ from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
 from verl.evaluation.exploration.likelihoods import likelihood_rows, references_by_prompt
 from verl.evaluation.exploration.plan import Plan, Prompt, changed_config, prompt_ids
-from verl.evaluation.exploration.proposals import Proposal, Propose, Proposed, Samples
-from verl.evaluation.exploration.table import Group, Step, Trajectory, summary
+from verl.evaluation.exploration.table import Group, Proposal, Propose, Proposed, Samples, Step, Trajectory, summary
 from verl.utils.parts import parts
 from verl.workers.rollout.answer_likelihood import closing_text
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine, gather_or_cancel
@@ -61,10 +60,8 @@ def running_engine(plan: Plan) -> Iterator[VLLMEngine]:
 
 
 class Recorder(GroupEngine):
-    """An engine for one prompt that also records the distribution at each token.
-
-    It asks for entropies and top log-probs with every request, so that measuring costs all policies the same time.
-    """
+    """An engine for one prompt that also records the distribution at each token. It asks for entropies and top
+    log-probs with every request, so that measuring costs all policies the same time."""
 
     def __init__(self, engine: RolloutEngine):
         super().__init__(engine)
@@ -144,7 +141,6 @@ class Diagnosis:
         await Recorder(self.engine).generate(GenerationRequest(self.plan.prompts[0].ids, 2, (), seed=0))
 
     async def _grow(self, prompt: Prompt, rollout: TreeRollout) -> tuple:
-        """Return the prompt, its tree, the policy that grew it, and the recorder."""
         recorder, task, keys = Recorder(self.engine), PromptTask.of_row(prompt.about), rollout.config.actor_rollout_ref
         sampling = {name: keys.rollout[name] for name in ("temperature", "top_p", "top_k")}
         async with self.environment.opened(task.row, rollout.seed_of(task)) as environment:

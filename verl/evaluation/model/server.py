@@ -9,6 +9,7 @@ import ctypes
 import itertools
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from omegaconf import DictConfig
 from openai import AsyncOpenAI, BadRequestError
 
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
@@ -57,10 +59,8 @@ BEYOND_OPENAI = ("top_k", "repetition_penalty", "chat_template_kwargs")
 
 
 class ServerEngine(RolloutEngine):
-    """A `RolloutEngine` on a vLLM server: it takes and returns token ids, without log-probabilities.
-
-    The clients from `clients_of` take turns. Requests beyond `concurrency` wait.
-    """
+    """A `RolloutEngine` on a vLLM server: it takes and returns token ids, without log-probabilities. The clients from
+    `clients_of` take turns. Requests beyond `concurrency` wait."""
 
     def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int, repetition_penalty: float = 1.0):
         self.clients, self.model, self.slots = itertools.cycle(clients), model, asyncio.Semaphore(concurrency)
@@ -152,6 +152,67 @@ class ChatModel:
         raise error
 
 
+SPARE_FILES = 256  # for the process itself, for tools and for connections to the judge
+
+
+def visible_gpus() -> int | None:
+    """Return the number of visible GPUs without initializing CUDA; None on the CPU profile, VERL_PLATFORM=cpu."""
+    if os.environ.get("VERL_PLATFORM") == "cpu":
+        return None
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def replicas_of(server: DictConfig, gpus: int | None) -> int:
+    """Return `server.data_parallel`; if it is null, the number of replicas that the GPUs can hold, at least 1.
+
+    vLLM (`--data-parallel-size`) gives each request to the replica with the fewest waiting and running requests. Every
+    request has its sample's seed, so that it does not matter which one answers.
+    """
+    if server.data_parallel is not None:
+        return server.data_parallel
+    return 1 if gpus is None else max(1, gpus // server.tensor_parallel)
+
+
+def gpu_problem(server: DictConfig, gpus: int | None) -> str | None:
+    """Return why the server cannot start on this number of GPUs (None: the CPU profile); None if it can."""
+    replicas = replicas_of(server, gpus)
+    needed = server.tensor_parallel * replicas
+    if gpus is None or needed <= gpus:
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+    return (
+        f"server.tensor_parallel={server.tensor_parallel} x server.data_parallel={replicas}: GPUs needed: "
+        f"{needed}, visible here: {gpus} (CUDA_VISIBLE_DEVICES: {visible}); lower them, or set server.url"
+    )
+
+
+def describe_server(server: DictConfig, gpus: int | None) -> str:
+    """Return a line about the server that would be started, or about why it cannot start."""
+    if problem := gpu_problem(server, gpus):
+        return f"none can start: {problem}"
+    replicas = replicas_of(server, gpus)
+    devices = "the CPU" if gpus is None else f"{server.tensor_parallel * replicas} of {gpus} GPUs"
+    return (
+        f"data_parallel={replicas}, tensor_parallel={server.tensor_parallel} on {devices}, "
+        f"{server.concurrency * replicas} requests at once"
+    )
+
+
+def allow_open_files(connections: int) -> None:
+    """Raise this process's limit on open files if it is too low for this many connections."""
+    needed = connections + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ValueError(
+            f"server.concurrency: {connections} requests at once need {needed} open files, and {hard} are allowed here "
+            "(ulimit -Hn): lower it"
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
 def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -161,9 +222,7 @@ def free_port() -> int:
 @contextmanager
 def serving(model: str, log: Path, options: Sequence[str] = ()) -> Iterator[str]:
     """Run `vllm serve` for a folder or hub name on a free port of this machine, by `scripts/serve.sh`; yield its URL.
-
-    When the block ends, the server and all processes that it started are ended.
-    """
+    When the block ends, the server and all processes that it started are ended."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     log.parent.mkdir(parents=True, exist_ok=True)
     command = ["bash", str(ROOT / "scripts/serve.sh"), model, "--host", "127.0.0.1", "--port", str(port), *options]

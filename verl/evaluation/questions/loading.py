@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from verl.evaluation.questions import adapters
-from verl.evaluation.questions.benchmarks import Benchmark, find_benchmark
+from verl.evaluation.questions.benchmarks import Benchmark, find_benchmark, first_of, last_question
 from verl.evaluation.questions.prompts import Question, to_messages
 from verl.utils.data_files import BadRow, describe_bad, read_rows
 from verl.utils.reward_score.tool_format import TOOL_TAGS
@@ -46,17 +45,11 @@ def _value(row: dict, name: str):
 
 
 def _is_verl_row(fields: Iterable[str]) -> bool:
-    """Return whether these are the fields of a row in verl's format."""
     return {"prompt", "reward_model"} <= set(fields)
 
 
 def _question(benchmark: Benchmark, row: dict, number: int, aliases: dict[str, list[str]], prompt: dict) -> Question:
-    """Return the question in a row with lower-case keys, or raise BadRow.
-
-    Args:
-        aliases: names by Wikidata id, see `Benchmark.read_aliases`.
-        prompt: options of `to_messages`.
-    """
+    """Return the question in a row with lower-case keys, or raise BadRow; `prompt` holds options of `to_messages`."""
     if _is_verl_row(row):
         task = (row.get("extra_info") or {}).get("environment")
         return Question(str(number), *_verl_parts(benchmark, row), task)
@@ -64,7 +57,7 @@ def _question(benchmark: Benchmark, row: dict, number: int, aliases: dict[str, l
     text = benchmark.read_question(row, benchmark.question)
     answers = benchmark.read_answers(row, benchmark.answer)
     answers += [name for name in aliases.get(row.get("answer_id", ""), ()) if str(name).strip() and name not in answers]
-    own_id = adapters.first_of(row, benchmark.id)
+    own_id = first_of(row, benchmark.id)
     return Question(str(number if own_id is None else own_id), text, to_messages(text, **prompt), answers)
 
 
@@ -73,7 +66,7 @@ def _verl_parts(benchmark: Benchmark, row: dict) -> tuple[str, list[dict], list[
     messages = row["prompt"] if isinstance(row["prompt"], list) else []
     if not messages or not all(isinstance(part, dict) and isinstance(part.get("content"), str) for part in messages):
         raise BadRow("prompt is no list of messages with role and content")
-    text = (adapters.last_question(messages) or "").strip()
+    text = (last_question(messages) or "").strip()
     if not text:
         raise BadRow("no message of a user in prompt")
     prompt = [{"role": part.get("role"), "content": part["content"]} for part in messages]

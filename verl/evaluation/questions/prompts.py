@@ -27,7 +27,7 @@ def to_messages(text: str, style: str, tool_tags: Sequence[str] = TOOL_TAGS, sys
     Args:
         style: `boxed` asks for \\boxed, as training data do; `answer` explains the tags of `tool_format` in a system
             message; `plain` adds nothing.
-        tool_tags: tags of the tools that the style `answer` explains; without tools it asks to think and answer.
+        tool_tags: tags of the tools that the style `answer` explains.
         system: a system message instead of the style's, such as that of a checkpoint's training data.
     """
     if style not in STYLES:

@@ -63,20 +63,16 @@ def cache_key(model: str, messages: Sequence[Mapping], sampling: Mapping) -> str
 
 
 class JudgeCache(SearchCache):
-    """A judge's replies by `cache_key`, in an SQLite file that several processes may share and that survives a kill.
-
-    It holds replies, not verdicts, so that it stays valid when `parse_verdict` changes.
-    """
+    """A judge's replies by `cache_key`, in an SQLite file that several processes may share and that survives a kill. It
+    holds replies, not verdicts, so that it stays valid when `parse_verdict` changes."""
 
     noun = "cache of a judge"
     application_id = 0x4A554447  # "JUDG"
 
 
 class Judge:
-    """A language model that compares answers. Its replies are kept, so that it never gets the same request twice.
-
-    An empty answer, or one of more than 4096 characters, counts as wrong without a request.
-    """
+    """A language model that compares answers. Its replies are kept, so that it never gets the same request twice. An
+    empty answer, or one of more than 4096 characters, counts as wrong without a request."""
 
     def __init__(self, model: ChatModel, cache: JudgeCache, sampling: dict):
         self.model, self.cache, self.sampling = model, cache, sampling

@@ -13,10 +13,8 @@ from pathlib import Path
 
 
 class SampleFile:
-    """A context manager for the file, which only one evaluation can open at a time.
-
-    `rows` holds its samples by question id and sample number. A last line that a killed run left incomplete is removed.
-    """
+    """A context manager for the file, which only one evaluation can open at a time. `rows` holds its samples by
+    question id and sample number. A last line that a killed run left incomplete is removed."""
 
     def __init__(self, path: Path, settings: dict):
         self.path = path

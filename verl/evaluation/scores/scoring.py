@@ -68,9 +68,7 @@ def _mathematics(response: str) -> str:
 
 def join_mathematics(rows: Iterable[dict]) -> list[dict]:
     """Return the samples, where all answers to a question that are equal as mathematics have the vote of the first.
-
-    Right answers are equal; a wrong one is compared with the question's other wrong ones, for a second at most each.
-    """
+    Right answers are equal; a wrong one is compared with the question's other wrong ones, for a second at most each."""
     firsts: dict[tuple, dict[str, tuple[str, str]]] = defaultdict(dict)  # (question, score) -> vote -> vote, text
     joined = []
     for row in rows:

@@ -66,10 +66,8 @@ def meanings(*trees: tuple) -> Iterator[Point]:
 
 
 def close(left: Value, right: Value, tolerance: Value | None = None) -> bool:
-    """Return whether two values are equal: exactly if both are fractions, else up to a relative error.
-
-    The largest relative error is `tolerance`; None is 10^-50 for the usual 100 digits.
-    """
+    """Return whether two values are equal: exactly if both are fractions, else up to the relative error `tolerance`, by
+    default 10^-50 for the usual 100 digits."""
     if is_matrix(left) or is_matrix(right):
         if not (is_matrix(left) and is_matrix(right) and (left.rows, left.cols) == (right.rows, right.cols)):
             return False
@@ -84,10 +82,8 @@ def close(left: Value, right: Value, tolerance: Value | None = None) -> bool:
 
 
 def same_formula(left: tuple, right: tuple) -> bool:
-    """Return whether two formulas have the same values wherever they are real, and are real at the same points.
-
-    An exact number and its rounded decimal are the same, too, if the decimal has enough digits (see `is_rounded`).
-    """
+    """Return whether two formulas have the same values wherever they are real, and are real at the same points. An
+    exact number and its rounded decimal are the same, too, if the decimal has enough digits (see `is_rounded`)."""
     if left == right or is_rounded(left, right) or is_rounded(right, left):
         return True
     try:
@@ -97,10 +93,8 @@ def same_formula(left: tuple, right: tuple) -> bool:
 
 
 def is_rounded(decimal: tuple, exact: tuple) -> bool:
-    """Return whether a decimal is a rounded exact number with endless digits, up to one unit of its last digit.
-
-    The decimal needs at least 10 digits if the exact number is irrational, and 15 if it is a fraction.
-    """
+    """Return whether a decimal is a rounded exact number with endless digits, up to one unit of its last digit. The
+    decimal needs at least 10 digits if the exact number is irrational, and 15 if it is a fraction."""
     if decimal[0] != "number" or decimal[2] < MANY_DIGITS or symbols(exact):
         return False
     if any(part[0] == "number" and part[2] for part in parts(exact)):
@@ -150,9 +144,7 @@ def _agree(left: tuple, right: tuple, meaning: Point) -> bool:
 
 def _is_outside(left: tuple, right: tuple, point: Point) -> bool:
     """Return whether a part of real formulas in several symbols is not real at a point, so that they may differ there.
-
-    Where both symbols are negative, ln(xy) and ln x + ln y differ: only the first one is real.
-    """
+    Where both symbols are negative, ln(xy) and ln x + ln y differ: only the first one is real."""
     every = list(parts(left, right))
     if len(symbols(left, right)) < 2 or ("constant", "i") in every:
         return False
@@ -247,11 +239,8 @@ def _same_solution(one: tuple, other: tuple, name: str) -> bool:
 
 
 def roots(formula: Callable[[Fraction], Value]) -> list[Value] | None:
-    """Return the places where a formula's sign may change: zero, and its real roots.
-
-    The formula must be at most quadratic above zero and at most quadratic below zero, as one with |x| is; the result is
-    None for any other formula.
-    """
+    """Return the places where a formula's sign may change: zero, and its real roots. The result is None unless the
+    formula is at most quadratic above zero and below zero, as one with |x| is."""
     result: list[Value] = [mpf(0)]
     for sign in (1, -1):
         values = [number(formula(Fraction(sign * x))) for x in (1, 2, 3, 5, 7)]

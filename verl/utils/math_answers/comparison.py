@@ -1,104 +1,32 @@
 """Scores mathematics by the last `\\boxed{...}` of a response, compared with the ground truth.
 
 Equal text is right without a comparison. Everything else is compared by `equality.py`; an answer that it cannot read is
-wrong. An integral or a nested series can take minutes. Therefore comparisons run in a few processes of their own with
-limits on time and memory. A process that exceeds a limit is killed and replaced, and the answer counts as wrong. The
-process pools of the standard library cannot do that: a task that exceeds its time-out keeps its process. All functions
-work in any thread.
+wrong. An integral or a nested series can take minutes, so comparisons run in processes of their own (`worker.py`) with
+limits on time and memory; an answer that exceeds a limit counts as wrong. All functions work in any thread.
 """
 
-import json
 import logging
 import math
-import os
-import queue
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 from verl.utils.math_answers.latex_spelling import plain_characters
+from verl.utils.process_pool import ProcessPool
 
 MAX_ANSWER_CHARS = 512
 TIMEOUT_SECONDS = 5.0
-START_SECONDS = 120.0
-POOL_SIZE = min(4, os.cpu_count() or 1)
-_WORKER = Path(__file__).with_name("worker.py")
+_FOLDER = Path(__file__).parent
 _TOKEN = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _LAYOUT = re.compile(r"\\(?:left|right)(?![a-zA-Z])|\\[,;:! ]|[\s~]")
 _MIXED = re.compile(r"(\d)(?:\s|\\[,;:! ])+(\d+)/(\d+)")  # 1 1/2, which without the space is another number
 _reported: list[str] = []
 logger = logging.getLogger(__name__)
-
-
-class Comparer:
-    """A process that compares answers; only one thread at a time may call `compare`."""
-
-    def __init__(self):
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, str(_WORKER), str(Path(__file__).parent)]
-            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
-        if self._reply(START_SECONDS) != b"r":
-            self.kill()
-            raise RuntimeError("the process that compares answers does not start (see the error above)")
-
-    def compare(self, truth: str, answer: str, seconds: float) -> bool | None:
-        """Return the verdict; None if `seconds` are over or the process has ended.
-
-        After None, the process must not be used again.
-        """
-        try:
-            self._socket.sendall(json.dumps([truth, answer, seconds]).encode() + b"\n")
-        except OSError:
-            return None
-        return {b"1": True, b"0": False}.get(self._reply(seconds))
-
-    def kill(self) -> None:
-        """End the process now."""
-        self._process.kill()
-        self._process.wait()
-        self._socket.close()
-
-    def _reply(self, seconds: float) -> bytes:
-        self._socket.settimeout(seconds)
-        try:
-            return self._socket.recv(1)
-        except OSError:  # OSError includes TimeoutError.
-            return b""
-
-
-_pool: "queue.LifoQueue[Comparer | None]"
-
-
-def _new_pool() -> None:
-    """Make a pool without processes: a slot with None gets its process when it is first needed."""
-    global _pool
-    _pool = queue.LifoQueue()
-    for _ in range(POOL_SIZE):
-        _pool.put(None)
-
-
-_new_pool()
-os.register_at_fork(after_in_child=_new_pool)  # Two processes must not share a socket.
+_POOL = ProcessPool("mathematics", str(_FOLDER / "worker.py"), str(_FOLDER))
 
 
 def is_equivalent(truth: str, answer: str, seconds: float = TIMEOUT_SECONDS) -> bool:
-    """Return whether the LaTeX `answer` equals `truth`; False if there is no verdict after `seconds`.
-
-    The first calls, and the next call after a process was killed, also start a process, in about 0.3 s.
-    """
-    comparer = _pool.get()
-    verdict = None
-    try:
-        comparer = comparer or Comparer()
-        verdict = comparer.compare(truth, answer, seconds)
-    finally:
-        if verdict is None and comparer is not None:
-            comparer.kill()
-            comparer = None
-        _pool.put(comparer)
+    """Return whether the LaTeX `answer` equals `truth`; False if there is no verdict after `seconds`."""
+    verdict = _POOL.ask([truth, answer, seconds], seconds)
     if verdict is None and not _reported:
         _reported.append(answer)
         logger.warning("no verdict within %s s: the answer counts as wrong (reported once): %.200r", seconds, answer)

@@ -128,7 +128,6 @@ class _FormulaReader:
         return ("power", base, self._signed(self._operand))
 
     def _argument(self) -> tuple:
-        """Read a formula in braces, or a single digit, symbol or command."""
         token = self.next
         if token.kind == "number" and token.text.isdigit() and len(token.text) > 1:  # \frac12
             digits = [Token("number", token.text[0]), Token("number", token.text[1:])]

@@ -65,10 +65,8 @@ class Chain:
 
 @dataclass(frozen=True)
 class Listing:
-    """One or more structures beside each other, such as 1, 2 or 3.
-
-    `with_or` tells whether an "or" stands between them; `label` is the letter of multiple choice before them.
-    """
+    """One or more structures beside each other, such as 1, 2 or 3; `with_or` if an "or" stands between them. `label` is
+    the letter of multiple choice before them."""
 
     items: tuple
     with_or: bool = False

@@ -104,10 +104,8 @@ def without_repeating_decimals(text: str) -> str:
 
 
 def _fraction(decimal: re.Match) -> str:
-    """Return the fraction of a repeating decimal with whole part w, n digits d and m repeating digits r.
-
-    It is (wdr - wd) / (10^n (10^m - 1)), where wdr and wd are the numbers that these digits write.
-    """
+    """Return the fraction (wdr - wd) / (10^n (10^m - 1)) of a repeating decimal with whole part w, n digits d and m
+    repeating digits r; wdr and wd are the numbers that these digits write."""
     whole, once, again = decimal.groups()
     above = int(whole + once + again) - int((whole + once) or "0")
     return rf"\frac{{{above}}}{{{'9' * len(again)}{'0' * len(once)}}}"

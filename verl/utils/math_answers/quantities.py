@@ -63,10 +63,8 @@ def compound(quantities: list[Any]) -> list[Any]:
 
 
 def quantities(phrase: Phrase) -> list[Any]:
-    """Return the quantities of a phrase, added up by `compound` where it can: one for 3 hours 20 minutes.
-
-    For any other phrase, return [phrase].
-    """
+    """Return the quantities of a phrase, added up by `compound` where it can: one for 3 hours 20 minutes. For any other
+    phrase, return [phrase]."""
     values, units = phrase.parts[::2], phrase.parts[1::2]
     are_units = all(isinstance(unit, Words) and unit.text in UNITS.values() for unit in units)
     if len(values) != len(units) or not are_units or not all(isinstance(value, Formula) for value in values):
@@ -75,10 +73,8 @@ def quantities(phrase: Phrase) -> list[Any]:
 
 
 def is_unit(items: Sequence[Token], before: str = "") -> bool:
-    """Return whether tokens behind a number are a unit: words with signs between them, such as km / h ^ 2.
-
-    Words that say more than a unit (TELLING), such as "if", are none. `before` is the text of the token before `items`.
-    """
+    """Return whether tokens behind a number are a unit: words with signs between them, such as km / h ^ 2. Words that
+    say more than a unit (TELLING), such as "if", are none. `before` is the text of the token before `items`."""
     for token in items:
         if token.kind == "word":
             is_multiple = token.text[0] in "万亿百千" and token.text not in UNITS
@@ -166,10 +162,8 @@ def _same_ratio(truth: Formula, answer: Formula) -> bool:
 
 
 def with_unit(text: str, other: str) -> str:
-    r"""Return `5 m` as `5\text{ m}`, a number with a unit, if the other text ends in the same letters set upright.
-
-    Otherwise the letters may be factors, and the text is returned as it is.
-    """
+    r"""Return `5 m` as `5\\text{ m}`, a number with a unit, if the other text ends in the same letters set upright.
+    Otherwise the letters may be factors, and the text is returned as it is."""
     letters = re.fullmatch(rf"(.*\d)\s*({'|'.join(UNIT_SYMBOLS)})", text.strip())
     if letters and re.search(rf"\\(?:text|mathrm)\s*\{{[\s~]*{letters[2]}\s*\}}\s*$", other):
         return rf"{letters[1]}\text{{ {letters[2]}}}"

@@ -66,11 +66,8 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Token:
-    """A piece of an answer.
-
-    `kind` is number, symbol, word, command, sign, opening or closing (brackets without their other half), or group; a
-    group's `text` is its brackets, such as (], or the environment's name.
-    """
+    """A piece of an answer. `kind` is number, symbol, word, command, sign, opening or closing (brackets without their
+    other half), or group; a group's `text` is its brackets, such as (], or the environment's name."""
 
     kind: str
     text: str

@@ -56,12 +56,8 @@ class Point:
 
 
 def evaluate(tree: tuple, point: Point) -> Value:
-    """Return the value of a formula.
-
-    Raises:
-        Undefined: there is no value, or (as TooLarge) it has too many digits or terms to compute.
-        Unreadable: the formula has an operation without a rule in this module.
-    """
+    """Return the value of a formula. Raise Undefined without a value, TooLarge (an Undefined) if it has too many digits
+    or terms to compute, and Unreadable for an operation without a rule in this module."""
     kind, first, *rest = tree
     if kind == "number":
         return first
@@ -119,7 +115,6 @@ def _computed(function: Callable, *operands: Value) -> Value:
 
 
 def _arithmetic(operation: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
-    """Return the operation for fractions, for numbers of mpmath, and for matrices of fitting shapes."""
 
     def result(left: Value, right: Value) -> Value:
         if isinstance(left, Fraction) and isinstance(right, Fraction):
@@ -261,10 +256,8 @@ def _series(tree: tuple, point: Point) -> Value:
 
 
 def _calculus(tree: tuple, point: Point) -> Value:
-    """Return the value of an integral between limits, a derivative, a limit or an infinite series, to about 20 digits.
-
-    A limit is taken from above.
-    """
+    """Return the value of an integral between limits, a derivative, a limit (from above) or an infinite series, to
+    about 20 digits."""
 
     def body(value: Value) -> Value:
         return number(evaluate(tree[-1], replace(point, bound={**point.bound, tree[1]: value})))

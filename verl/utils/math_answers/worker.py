@@ -1,8 +1,7 @@
-"""Compares mathematical answers in a process of its own, so that an endless comparison can be killed.
+"""Compares mathematical answers in a process of a `ProcessPool`, so that an endless comparison can be killed.
 
-`comparison.py` starts this file as a script, with the folder of its sibling modules as argument: importing verl
-would take seconds. Standard input is a socket to the parent. Each line from the parent is a JSON list
-`[truth, answer, seconds]`; the reply is a byte, 1 or 0.
+The argument is the folder of the sibling modules: importing verl would take seconds. A request is a list
+`[truth, answer, seconds]`; the reply is true or false.
 """
 
 import json
@@ -20,7 +19,7 @@ def serve(connection: int) -> None:
     """Answer every line of a socket until the parent closes it."""
     from verl.utils.math_answers.equality import is_equal
 
-    os.write(connection, b"r")
+    os.write(connection, b'"ready"\n')
     with os.fdopen(os.dup(connection), encoding="utf-8") as jobs:
         for job in jobs:
             truth, answer, seconds = json.loads(job)
@@ -30,7 +29,7 @@ def serve(connection: int) -> None:
             except Exception:  # What cannot be read or computed is not equal; hostile input raises errors of all kinds.
                 verdict = False
             signal.alarm(0)
-            os.write(connection, b"1" if verdict else b"0")
+            os.write(connection, json.dumps(bool(verdict)).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from typing import Any
 
 
 def json_object(ground_truth, expected: str) -> Mapping[str, Any]:
-    """Return a ground truth with several parts, which may be the JSON text of an object. An error names what is
-    `expected`."""
+    """Return a ground truth with several parts, which may be JSON text; `expected` describes the parts in the error
+    message."""
     content = ground_truth
     if isinstance(ground_truth, str):
         try:

@@ -29,11 +29,7 @@ def normalize(answer: str) -> str:
 
 
 def plain_text(boxed: str) -> str:
-    """Return the content of a \\boxed as plain text: Paris for `\\text{Paris}`.
-
-    >>> plain_text(r"\\text{New York}")
-    'New York'
-    """
+    """Return the content of a \\boxed as plain text: Paris for `\\text{Paris}`."""
     return _LATEX_TEXT.sub(r"\1", boxed)
 
 
@@ -97,9 +93,8 @@ def check_row(data_source, ground_truth, extra_info=None, metric: str = "f1", **
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, metric: str = "f1", **kwargs) -> dict:
-    """Score a bare answer (`deep_research` scores trajectories) by `metric`, `f1` or `em`. Return `score`, `acc` (exact
-    match), `f1` in [0, 1], and `pred`, the normalized answer for majority votes. See `gold_answers` for the ground
-    truth; a ValueError says that it has no answer, or that the metric is unknown."""
+    """Score a bare answer by `metric`, `f1` or `em` (exact match); `deep_research` scores trajectories. The result has
+    `score`, `acc` (exact match), `f1` in [0, 1], and `pred`, the normalized answer for majority votes."""
     check_row(data_source, ground_truth, metric=metric)
     golds = gold_answers(ground_truth)
     answer = solution_str if isinstance(solution_str, str) else ""

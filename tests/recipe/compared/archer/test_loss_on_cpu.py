@@ -44,18 +44,6 @@ def test_a_rank_above_q_is_an_entropy_above_the_linear_q_quantile(seed, quantile
     assert torch.equal(entropy_rank(entropy, mask)[0] > quantile, high) and high.any()
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_ranks_token_by_token_with_equal_entropies(seed):
-    entropy, mask, *_ = random_batch(seed, rows=9, length=12)
-    entropy = (entropy * 3).round().to(torch.bfloat16)
-    ranks = entropy_rank(entropy, mask)[0].tolist()
-    for row, (values, counts) in enumerate(zip(entropy.tolist(), mask.bool().tolist(), strict=True)):
-        valid = [value for value, count in zip(values, counts, strict=True) if count]
-        for t, value in enumerate(values):
-            lower = sum(other < value for other in valid) / max(len(valid) - 1, 1)
-            assert ranks[row][t] == pytest.approx(lower if counts[t] else 0.0)
-
-
 @pytest.mark.parametrize(
     ("entropy", "mask"),
     [

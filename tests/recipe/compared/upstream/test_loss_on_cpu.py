@@ -33,22 +33,6 @@ def test_sapo_averages_by_rows_whatever_the_mode():
     assert len(set(losses.values())) == 1
 
 
-def test_clip_cov_depends_on_rows_without_advantages():
-    """The mean advantage and log-prob are of all rows of a micro-batch."""
-    old, advantages = torch.full((2, 8), -1.5), torch.zeros(2, 8)
-    old[0, :2], advantages[0, :2] = torch.tensor([-0.1, -3.0]), 2.0
-    mask = torch.ones(2, 8)
-    mask[0, 2:] = 0
-    gradients = []
-    for rows in ([0, 1], [0]):
-        new = old[rows].clone().requires_grad_()
-        loss, _ = get_policy_loss_fn("clip_cov")(
-            old[rows], new, advantages[rows], mask[rows], "token-sum", actor_config("clip_cov")
-        )
-        gradients.append(torch.autograd.grad(loss, new)[0][0, :2].tolist())
-    assert gradients == [[0.0, -2.0], [-2.0, -2.0]]
-
-
 # ---- what the registry says ----
 
 

@@ -1,16 +1,21 @@
 """Verifiers of reasoning-gym: right answers have 1 from rows of JSON, hostile ones 0 within the time limit."""
 
 import json
+import math
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
 from recipe.tasks.reasoning_gym import reward
-from recipe.tasks.reasoning_gym.data import ReasoningGymConfig, draw_problems
+from recipe.tasks.reasoning_gym.data import ReasoningGymConfig, draw_problems, write_reasoning_gym
 from recipe.tasks.reasoning_gym.families import FORMULAS, REFUSED, check_families, is_allowed, library
 from recipe.tasks.reasoning_gym.worker import LITERALS
+from tests.tables import table
 
 WITHOUT_ANSWERS = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 # knight_swap takes seconds per problem
@@ -35,12 +40,7 @@ def test_the_answer_of_each_family_is_right_and_another_is_not(family):
 
 def test_answers_are_found_between_tags_in_a_box_or_alone():
     truth = json.dumps({"family": "chain_sum", "config": {}, "answer": "12", "metadata": {}})
-    for response in (
-        "<answer>3</answer> <answer> 12 </answer>",
-        r"so \boxed{12}",
-        " 12\n",
-        "<answer>+12.0</answer>",
-    ):
+    for response in ("<answer>3</answer> <answer> 12 </answer>", r"so \boxed{12}", " 12\n", "<answer>+12.0</answer>"):
         assert score(truth, response)["acc"] == 1.0
     partial = score(truth, "<answer>12 or 13</answer>")
     assert (partial["acc"], partial["score"]) == (0.0, 2 / 8)
@@ -107,17 +107,7 @@ def test_an_endless_fraction_ends_with_its_process():
     assert score(problem.truth, "<answer>1e999999999</answer>", timeout_seconds=1.0)["acc"] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"family": "chain_sm"}, "did you mean chain_sum"),
-        ({"family": "puzzle24"}, "one answer solves all"),
-        ({"config": {"min_term": 2}}, "min_term"),
-        ({"config": {"min_terms": 0}}, "min_terms must be positive"),
-        ({"metadata": None}, "metadata"),
-        ({"answer": 12}, "answer must be text"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), table(__file__, "refused rows"))
 def test_refused_rows(change, message):
     truth = {"family": "chain_sum", "config": {}, "answer": "12", "metadata": {}} | change
     with pytest.raises(ValueError, match=message):
@@ -134,3 +124,57 @@ def test_rows_of_other_families_than_the_configs_are_refused():
         reward.check_row("reasoning_gym", truth, families=["gcd"])
     with pytest.raises(ValueError, match="did you mean knights_knaves"):
         check_families(["knight_knaves"])
+
+
+SMALL = ReasoningGymConfig(train_size=60, test_size=20, demo_size=40)
+
+
+def test_no_test_question_is_in_another_file(tmp_path):
+    # 200 questions at most: train would have some of the test's
+    config = replace(SMALL, family_config="chain_sum: {min_terms: 2, max_terms: 2, max_digits: 1}", demo_size=400)
+    rows = {split: pq.read_table(path).to_pylist() for split, path in write_reasoning_gym(tmp_path, config).items()}
+    asked = {split: [row["prompt"][0]["content"] for row in rows[split]] for split in ("train", "test")}
+    shown = {row["messages"][0]["content"] for row in rows["sft"]}
+    assert len(set(asked["test"])) == 20 and len(set(asked["train"])) == 60
+    assert not set(asked["test"]) & (set(asked["train"]) | shown)
+
+
+def test_families_take_turns_with_their_settings(tmp_path):
+    config = replace(
+        SMALL, families="gcd, chain_sum", family_config="chain_sum: {min_terms: 3, max_terms: 3}", style="long"
+    )
+    rows = pq.read_table(write_reasoning_gym(tmp_path, config)["train"]).to_pylist()
+    truths = [json.loads(row["reward_model"]["ground_truth"]) for row in rows]
+    assert [truth["family"] for truth in truths] == ["gcd", "chain_sum"] * 30
+    assert all(truth["metadata"]["num_terms"] == 3 for truth in truths[1::2])
+    assert all("<answer>" in row["prompt"][0]["content"] for row in rows)
+
+
+@pytest.mark.parametrize(("correct", "low", "high"), [(1.0, 1.0, 1.0), (0.0, 0.0, 0.2), (0.5, 0.4, 0.6)])
+def test_share_of_right_lines(correct, low, high, tmp_path):
+    path = write_reasoning_gym(tmp_path, replace(SMALL, demo_correct=correct, demo_size=200))["sft"]
+    texts = [row["messages"][1]["content"] for row in pq.read_table(path).to_pylist()]
+    lines = [re.findall(r"(-?\d+)([-+]\d+)=(-?\d+)", text) for text in texts]
+    right = [int(a) + int(b) == int(c) for text in lines for a, b, c in text]
+    assert low <= sum(right) / len(right) <= high
+    assert all(text.endswith(f"<answer>{line[-1][2]}</answer>") for text, line in zip(texts, lines, strict=True))
+
+
+def test_answers_of_other_problems_are_the_wrong_demonstrations(tmp_path):
+    config = replace(SMALL, families="gcd", family_config="", demo_correct=0.0, demo_size=200)
+    right = 0
+    for row in pq.read_table(write_reasoning_gym(tmp_path, config)["sft"]).to_pylist():
+        question, answer = (message["content"] for message in row["messages"])
+        right += answer == f"<answer>{math.gcd(*map(int, re.findall(r'[0-9]+', question)))}</answer>"
+    assert 0 < right < 150  # two problems may have the same answer
+
+
+@pytest.mark.parametrize(("option", "value", "message"), table(__file__, "wrong options are named"))
+def test_wrong_options_are_named(option, value, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **{option: value})
+
+
+def test_demonstrations_need_answers(tmp_path):
+    with pytest.raises(ValueError, match="rush_hour has no answers"):
+        write_reasoning_gym(tmp_path, replace(SMALL, families="rush_hour"))

@@ -1,12 +1,15 @@
-"""CURE continues responses from before one of their critical tokens; nothing else is shared."""
+"""CURE continues responses from before a critical token; its advantage against a slow version."""
 
 import math
 from collections import Counter
+from functools import partial
 
 import pytest
 
 from recipe.compared.cure.tree import CUREKeys, Policy
+from tests.recipe.compared import credit
 from tests.recipe.compared.engines import Recorder, Script, grown_by, letter
+from tests.trainer.ppo.credit.random_trees import random_batch
 from tests.workers.rollout.toy_engine import EOS, HashEngine
 
 
@@ -85,3 +88,23 @@ def test_a_response_without_a_critical_token_is_followed_by_others_from_the_prom
     tree = grown(engine, n1=2, n2=2)
     assert engine.asked == [(1, 2, 3)] * 6 and tree.metrics["critical_tokens"] == 0
     assert tree.metrics["shared_tokens"] == 0 and tree.metrics["critical_token_entropy"] == 0
+
+
+advantage = partial(credit.advantage, "cure", norm=False)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_against_a_slow_version(seed, norm):
+    batch = random_batch(seed)
+    result = advantage(batch.outcomes, batch.segment_ids, batch.index, batch.mask, norm=norm)
+    for i, row in enumerate(batch.rows):
+        group = [j for j in range(len(batch.rows)) if batch.index[j] == batch.index[i]]
+        expected = batch.outcomes[i] - batch.outcomes[group].mean()
+        if norm:
+            expected /= batch.outcomes[group].std(ddof=1) + 1e-6
+        for position in range(result.shape[1]):
+            places = [batch.place[j] for j in group if batch.rows[j][: position + 1] == row[: position + 1]]
+            is_first = position < len(row) and batch.place[i] == min(places)
+            value = expected * batch.mask[i, position].item() if is_first else 0
+            assert result[i, position].item() == pytest.approx(value, abs=1e-9)

@@ -1,11 +1,15 @@
-"""Tree-GRPO continues trajectories from the ends of their steps; its trees share nothing but the prompt."""
+"""Tree-GRPO continues trajectories from ends of their steps; its advantage against a slow version."""
 
 from collections import Counter
+from functools import partial
 
+import numpy as np
 import pytest
+import torch
 
 from recipe.compared.tree_grpo.tree import Policy, TreeGRPOKeys
 from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, library, library_tools
+from tests.recipe.compared import credit
 from tests.recipe.compared.engines import CHAT, Recorder, Script, grown_by, letter
 from tests.workers.rollout.toy_engine import EOS, HashEngine, Letters
 from verl.workers.rollout.trajectory_tree import TOOL
@@ -99,3 +103,25 @@ def test_with_tools_a_step_ends_at_a_result_and_its_call_is_made_once(limit):
     results = [TOKENIZER.decode(segment.token_ids) for segment in tree.segments if segment.author == TOOL]
     assert all(text.startswith(" <result>") and text.endswith("</result>") for text in results)
     assert len(set(tree_of_row(tree))) == 2
+
+
+advantage = partial(credit.advantage, "tree_grpo")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_against_a_slow_version(seed):
+    generator = np.random.default_rng(seed)
+    trees, index = generator.integers(0, 4, 40), generator.integers(0, 4, 40)
+    scores = generator.random(40).astype(np.float32)
+    # the tree's first segment, then the row's own
+    ids = torch.stack([torch.from_numpy(trees), torch.arange(40) + 100], dim=1)
+    fast = advantage(scores.tolist(), ids, index.tolist())
+    for i in range(40):
+        expected = 0.0
+        for members in (
+            [j for j in range(40) if index[j] == index[i]],
+            [j for j in range(40) if index[j] == index[i] and trees[j] == trees[i]],
+        ):
+            if len(members) > 1:
+                expected += (scores[i] - scores[members].mean()) / scores[members].std(ddof=1)
+        assert fast[i].tolist() == pytest.approx([expected] * 2, abs=1e-3)
