@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 import verl.trainer
 from recipe.common.menu import CONFIG, RECIPES
 from recipe.common.reporting.exploration_report import likelihood_table, proposals, table, warnings, write
-from verl.evaluation.exploration.plan import Plan, plan_of
+from verl.evaluation.exploration.plan import ExplorationPlan, exploration_plan
 from verl.utils.data_files import write_mixed
 from verl.utils.parts import load_choices, parts
 
@@ -67,7 +67,7 @@ def model_name(model: str) -> str:
 def main(model: str, data: str, *overrides: str) -> None:
     try:
         config = config_of(model, data, list(overrides))
-        plan: Plan = plan_of(config)
+        plan: ExplorationPlan = exploration_plan(config)
     except (ValueError, HydraException, OmegaConfBaseException) as error:
         sys.exit(f"error: {error}")
     command = shlex.join(["bash", "scripts/explore.sh", model, data, *overrides])

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import numpy as np
 
-from verl.evaluation.exploration.table import Group, Grow, Proposal, Proposed, Samples, Trajectory
+from verl.evaluation.exploration.table import Grow, Proposal, Proposed, SampledGroup, Samples, Trajectory
 from verl.utils.parts import register_proposal
 
 
@@ -19,7 +19,7 @@ async def propose(samples: Samples, grow: Grow) -> Proposed | None:
     return None if proposal is None else Proposed(proposal, *await grow(proposal))
 
 
-def arpo_thresholds(groups: Sequence[Group], n: int, keys: Mapping) -> Proposal | None:
+def arpo_thresholds(groups: Sequence[SampledGroup], n: int, keys: Mapping) -> Proposal | None:
     """Return the largest `entropy_weight` at which enough tool results are followed by a fork to grow n trajectories,
     with `branch_policy=threshold` and `branch_probability=1`; None if no sample goes on after a tool's result.
 

@@ -39,7 +39,7 @@ from verl.workers.rollout.prompt_task import PromptSettings
 from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, TREE_METRICS, TrajectoryTree
 
 
-def credit_of(rows: BatchRows, config: DictConfig) -> StepCredit:
+def hato_credit(rows: BatchRows, config: DictConfig) -> StepCredit:
     """Return HATO's credit of the batch; with adv_estimator=hato this is what the estimator has already computed."""
     norm = config.algorithm.get("norm_adv_by_std_in_grpo", True)
     return batch_credit(rows.rewards, rows.response_mask, rows.index, norm_adv_by_std_in_grpo=norm)
@@ -65,7 +65,7 @@ class HATOCredit(Component):
         return {HATO_SETTINGS: self.hato}
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
-        credit, mask = credit_of(rows, self.config), rows.response_mask
+        credit, mask = hato_credit(rows, self.config), rows.response_mask
         metrics.update({f"hato/{name}": value for name, value in sibling_metrics(credit, mask).items()})
         by_the_model = credit.nodes.at_first_token(mask) > 0
         for name in PARTS:
@@ -78,7 +78,7 @@ class HATOCredit(Component):
                 rows.put(name, kept)
 
     def annotate(self, tree: TrajectoryTree, rows: BatchRows, group: Group) -> None:
-        credit = credit_of(rows, self.config)
+        credit = hato_credit(rows, self.config)
         nodes = credit.nodes.of_segments(group.uid, range(len(tree.segments)))
         for segment, node in zip(tree.segments, nodes, strict=True):
             if node >= 0:
@@ -203,7 +203,7 @@ class HATOSearch(Component):
         self.dropped += visits_of(rows, step_credit(nodes, rows.rewards.sum(-1), self.hato, *fields))
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
-        kept = visits_of(rows, credit_of(rows, self.config))
+        kept = visits_of(rows, hato_credit(rows, self.config))
         dropped, self.dropped = self.dropped, []
         metrics |= {"hato/trees_kept": len(kept), "hato/trees_dropped": len(dropped)}
         metrics["tree/tokens_generated"] += sum(visit.tokens for visit in dropped) / len(kept)

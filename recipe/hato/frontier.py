@@ -23,7 +23,7 @@ ROOT = 0
 
 
 @dataclass
-class Step:
+class StepNode:
     """A step's place in the tree, its estimates and its status.
 
     Args:
@@ -56,7 +56,7 @@ class Frontier:
 
     def __init__(self, tree: TrajectoryTree, *, merges: bool = True, keeps_tokens: bool = False):
         self.tree, self.merges, self.keeps_tokens = tree, merges, keeps_tokens
-        self.steps = [Step(None, 0)]
+        self.steps = [StepNode(None, 0)]
         self.n_leaves = 0
         self.dropped: list[int] = []  # steps that were still open when dropped: their answers are unknown
         self.kept_at_depth: Counter[int] = Counter()  # depth -> number of kept steps, without the problem
@@ -76,7 +76,7 @@ class Frontier:
         if same is not None and _states_of(self._segments(same)) == _states_of(segments):
             self._segments(same)[0].info.fields[DRAWS.name] += 1
             return same
-        step = Step(parent, above.depth + 1, value=value, uncertainty=uncertainty)
+        step = StepNode(parent, above.depth + 1, value=value, uncertainty=uncertainty)
         at = above.segments[-1] if above.segments else None
         for segment in segments:
             # Identical siblings share the segment object of a tool's answer, so each step gets a copy.

@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from verl.evaluation.exploration.table import Group, Grow, Proposal, Proposed, Samples
+from verl.evaluation.exploration.table import Grow, Proposal, Proposed, SampledGroup, Samples
 from verl.utils.parts import register_proposal
 
 HALVINGS = 30
@@ -36,7 +36,7 @@ async def propose(samples: Samples, grow: Grow) -> Proposed | None:
     return best
 
 
-def latr_thresholds(groups: Sequence[Group], branches: float) -> Proposal:
+def latr_thresholds(groups: Sequence[SampledGroup], branches: float) -> Proposal:
     """Return the strictest LATR thresholds at which the median tree is expected to open at least `branches` branches.
 
     For a level u in [0, 1], prob_filter_rel_thres is the u-quantile of p1 - p2 over all steps, prob_filter_abs_thres is
@@ -65,7 +65,7 @@ def latr_thresholds(groups: Sequence[Group], branches: float) -> Proposal:
     )
 
 
-def probabilities(group: Group) -> tuple[np.ndarray, np.ndarray]:
+def probabilities(group: SampledGroup) -> tuple[np.ndarray, np.ndarray]:
     """Return p2 and p1 - p2 of the steps of a prompt's N trajectories, both (N, T); NaN where there is no step."""
     shape = len(group.trajectories), max(len(row.tokens) for row in group.trajectories)
     seconds_NT, gaps_NT = np.full(shape, np.nan), np.full(shape, np.nan)

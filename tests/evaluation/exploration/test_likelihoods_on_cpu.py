@@ -10,12 +10,12 @@ from tqdm import tqdm
 from recipe.common.reporting.exploration_report import likelihood_table
 from tests.evaluation.exploration.random_model import model_and_tokenizer
 from verl.evaluation.exploration.likelihoods import SHARES, likelihood_rows, references_by_prompt
-from verl.evaluation.exploration.table import Group, Step, Trajectory
+from verl.evaluation.exploration.table import Certainty, SampledGroup, Trajectory
 from verl.workers.rollout.answer_likelihood import AnswerLikelihood, answer_tokens, reference_answers
 from verl.workers.rollout.engines.interface import RolloutEngine
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
 
-STEP = Step(1.0, 0.5, 0.2)
+STEP = Certainty(1.0, 0.5, 0.2)
 
 
 def row(truth) -> dict:
@@ -86,7 +86,7 @@ def test_rows_by_hand():
     """The right response ends lower from its half on, and the wrong one has a tool's token, which is not counted."""
     right = Trajectory([5, 4, 3, 2], [STEP] * 4, True, "1")
     wrong = Trajectory([1, 7, 8, 9], [STEP, None, STEP, STEP], False, "2")
-    mixed, all_right = Group([0], [right, wrong], 8), Group([0], [right, right], 8)
+    mixed, all_right = SampledGroup([0], [right, wrong], 8), SampledGroup([0], [right, right], 8)
     references = [(["1"], ["2"]), (["2"], ["1"])]
     bar = tqdm(total=0, disable=True)
     rows = asyncio.run(likelihood_rows(Foreseeing(), Words(), "", [mixed, all_right], references, bar))

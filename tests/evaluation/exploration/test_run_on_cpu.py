@@ -14,7 +14,7 @@ from tqdm import tqdm
 from recipe.common.reporting.exploration_report import table, write
 from tests.evaluation.exploration.random_model import model_and_tokenizer
 from tests.refusals import refused, says
-from verl.evaluation.exploration.plan import Plan, plan_of
+from verl.evaluation.exploration.plan import ExplorationPlan, exploration_plan
 from verl.evaluation.exploration.run import Diagnosis, diagnose
 from verl.utils.data_files import write_mixed
 from verl.utils.parts import parts
@@ -67,10 +67,10 @@ def script():
 
 @pytest.fixture
 def planned(folder, script):
-    def planned(*overrides: str, reward: bool = True, data: str = "data.parquet") -> Plan:
+    def planned(*overrides: str, reward: bool = True, data: str = "data.parquet") -> ExplorationPlan:
         of_reward = [f"reward.custom_reward_function.path={folder}/reward.py"] if reward else []
         config = script.config_of(f"{folder}/model", f"{folder}/{data}", [*SHORT, *of_reward, *overrides])
-        return plan_of(config)
+        return exploration_plan(config)
 
     return planned
 
@@ -85,7 +85,7 @@ class Counting(RolloutEngine):
         return generation
 
 
-def groups_of(plan: Plan, name: str):
+def groups_of(plan: ExplorationPlan, name: str):
     async def grown():
         engine = Counting()
         diagnosis = Diagnosis(plan, engine, tqdm(disable=True))

@@ -8,8 +8,8 @@ import pytest
 
 from recipe.common.reporting.exploration_report import warnings
 from verl.evaluation.exploration.table import (
-    Group,
-    Step,
+    Certainty,
+    SampledGroup,
     Trajectory,
     entropy_curve,
     measure_groups,
@@ -19,15 +19,15 @@ from verl.evaluation.exploration.table import (
 
 
 def trajectory(tokens, right, answer, entropies=None) -> Trajectory:
-    steps = [None if e is None else Step(e, 0.6, 0.3) for e in entropies or [1.0] * len(tokens)]
+    steps = [None if e is None else Certainty(e, 0.6, 0.3) for e in entropies or [1.0] * len(tokens)]
     return Trajectory(tokens, steps, right, answer)
 
 
 # half of the first prompt's are right, of the second's all, of the third's none
 GROUPS = [
-    Group([1, 2], [trajectory([5, 6], True, "a"), trajectory([5, 7], False, "b")], generated=10),
-    Group([1], [trajectory([5], True, "a"), trajectory([5], True, "a")], generated=4),
-    Group([3], [trajectory([8, 9], False, "c"), trajectory([9, 9], False, "c")], generated=4),
+    SampledGroup([1, 2], [trajectory([5, 6], True, "a"), trajectory([5, 7], False, "b")], generated=10),
+    SampledGroup([1], [trajectory([5], True, "a"), trajectory([5], True, "a")], generated=4),
+    SampledGroup([3], [trajectory([8, 9], False, "c"), trajectory([9, 9], False, "c")], generated=4),
 ]
 
 
@@ -73,7 +73,7 @@ def test_unique_share_is_that_of_different_prefixes():
     for _ in range(20):
         rows = [[draw.randrange(2) for _ in range(draw.randint(1, 6))] for _ in range(draw.randint(1, 5))]
         prompt = [draw.randrange(2) for _ in range(draw.randint(1, 3))]
-        groups.append(Group(prompt, [trajectory(row, False, "") for row in rows], 0))
+        groups.append(SampledGroup(prompt, [trajectory(row, False, "") for row in rows], 0))
     unique = held = 0
     for group in groups:
         rows = [(*group.prompt_ids, *row.tokens) for row in group.trajectories]
@@ -84,7 +84,7 @@ def test_unique_share_is_that_of_different_prefixes():
 
 def test_entropy_along_the_response_leaves_tools_out():
     rows = [trajectory([1, 2, 3, 4], True, "", [0.0, 1.0, None, 4.0]), trajectory([1, 2], True, "", [2.0, 3.0])]
-    groups = [Group([1], rows[:1], 0), Group([1], rows[1:], 0)]
+    groups = [SampledGroup([1], rows[:1], 0), SampledGroup([1], rows[1:], 0)]
     assert entropy_curve(groups) == [(0.0, 1.0), (1.0, 2.0), (3.0, 4.0)]
     # stretches of two tokens, with their middles
     assert entropy_curve(groups, most_points=2) == [(0.5, fmean([0, 1, 2, 3])), (2.5, 4.0)]

@@ -12,7 +12,7 @@ from recipe.arpo.proposal import arpo_thresholds, entropy_ratios
 from recipe.arpo.tree import ARPOConfig, dynamic_initial_rollouts, fork_probability
 from tests.refusals import refused, says
 from tests.tables import table
-from verl.evaluation.exploration.table import Group, Step, Trajectory
+from verl.evaluation.exploration.table import Certainty, SampledGroup, Trajectory
 from verl.workers.config.keys import ROLLOUT, read_keys
 
 
@@ -128,7 +128,7 @@ def row(steps) -> Trajectory:
 
 def test_entropies_after_tools_by_hand():
     entropies = [1.0, 3.0, None, None, 4.0, 8.0, 100.0, None, 1.0]
-    steps = [None if e is None else Step(e, 0.5, 0.4) for e in entropies]
+    steps = [None if e is None else Certainty(e, 0.5, 0.4) for e in entropies]
     assert list(entropy_ratios(row(steps), 2)) == [6.0 / 2.0, 1.0 / 2.0]
     assert list(entropy_ratios(row(steps), 1)) == [4.0, 1.0]
     assert list(entropy_ratios(row(steps[:3]), 2)) == []
@@ -139,9 +139,17 @@ def test_arpo_forks_as_often_as_there_are_places():
 
     def trajectory():
         """Two results, each with a step of the model after it."""
-        return row([Step(1.0, 0.5, 0.4), None, Step(draw.random(), 0.5, 0.4), None, Step(draw.random(), 0.5, 0.4)])
+        return row(
+            [
+                Certainty(1.0, 0.5, 0.4),
+                None,
+                Certainty(draw.random(), 0.5, 0.4),
+                None,
+                Certainty(draw.random(), 0.5, 0.4),
+            ]
+        )
 
-    groups = [Group([1], [trajectory() for _ in range(8)], 0) for _ in range(10)]
+    groups = [SampledGroup([1], [trajectory() for _ in range(8)], 0) for _ in range(10)]
     proposal = arpo_thresholds(groups, 8, keys)
     weight = proposal.values["entropy_weight"]
     after = [step.entropy for group in groups for each in group.trajectories for step in each.steps[1:] if step]
@@ -149,4 +157,4 @@ def test_arpo_forks_as_often_as_there_are_places():
     assert np.mean([entropy > weight for entropy in after]) == pytest.approx(0.5, abs=0.02)
     assert proposal.values["branch_policy"] == "threshold" and proposal.values["branch_probability"] == 1
     assert arpo_thresholds(groups, 40, keys).values["entropy_weight"] == 0  # more places than states
-    assert arpo_thresholds([Group([1], [row([Step(1.0, 0.5, 0.4)])], 0)], 8, keys) is None
+    assert arpo_thresholds([SampledGroup([1], [row([Certainty(1.0, 0.5, 0.4)])], 0)], 8, keys) is None

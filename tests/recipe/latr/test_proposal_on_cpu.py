@@ -6,7 +6,7 @@ import random
 import pytest
 
 from recipe.latr.proposal import expected_branches, latr_thresholds, probabilities, propose, rounded
-from verl.evaluation.exploration.table import Group, Samples, Step, Trajectory
+from verl.evaluation.exploration.table import Certainty, SampledGroup, Samples, Trajectory
 
 
 def row(steps) -> Trajectory:
@@ -14,8 +14,12 @@ def row(steps) -> Trajectory:
 
 
 def test_expected_branches_by_hand():
-    sure, unsure, nearly = Step(0.1, 0.95, 0.04), Step(0.7, 0.5, 0.4), Step(0.6, 0.6, 0.2)
-    group = Group([1], [row([unsure, sure, unsure]), row([unsure, unsure]), row([sure, None, nearly])], 0)
+    sure, unsure, nearly = (
+        Certainty(0.1, 0.95, 0.04),
+        Certainty(0.7, 0.5, 0.4),
+        Certainty(0.6, 0.6, 0.2),
+    )
+    group = SampledGroup([1], [row([unsure, sure, unsure]), row([unsure, unsure]), row([sure, None, nearly])], 0)
     # at the first place two of three samples pass, at the second one, at the last one, too
     assert expected_branches(*probabilities(group), 0.3, 0.2) == pytest.approx((1 + 2 / 3) * (1 + 1 / 3) ** 2)
     assert expected_branches(*probabilities(group), 0.1, 0.5) == pytest.approx((1 + 2 / 3) * (1 + 1 / 3) * (1 + 2 / 3))
@@ -24,7 +28,7 @@ def test_expected_branches_by_hand():
 
 
 def test_a_model_that_is_never_unsure_enough_gets_the_loosest_thresholds():
-    group = Group([1], [row([Step(0.1, 0.98, 0.02)]), row([Step(0.2, 0.96, 0.03)])], 0)
+    group = SampledGroup([1], [row([Certainty(0.1, 0.98, 0.02)]), row([Certainty(0.2, 0.96, 0.03)])], 0)
     proposal = latr_thresholds([group], 8)
     absolute, relative = proposal.values.values()
     assert absolute <= 0.02 and relative >= 0.96
@@ -32,7 +36,7 @@ def test_a_model_that_is_never_unsure_enough_gets_the_loosest_thresholds():
 
 
 def test_the_line_is_one_of_hydra_overrides():
-    group = Group([1], [row([Step(0.7, 0.5, 0.4)] * 3)], 0)
+    group = SampledGroup([1], [row([Certainty(0.7, 0.5, 0.4)] * 3)], 0)
     line = latr_thresholds([group], 8).line()
     names = [part.partition("=")[0] for part in line.split()]
     keys = ("prob_filter_abs_thres", "prob_filter_rel_thres")
@@ -59,10 +63,10 @@ def test_thresholds_are_loosened_until_the_trees_are_full(opened, best):
 
     async def grow_groups(proposal):
         tried.append(tuple(proposal.values.values()))
-        return [Group([1], [], 0, {"branches": opened[len(tried) - 1]})], 1.0
+        return [SampledGroup([1], [], 0, {"branches": opened[len(tried) - 1]})], 1.0
 
-    steps = [Step(0.0, 0.5 + at / 100, 0.5 - at / 100) for at in range(50)]
-    groups = [Group([1], [row(steps)], 0)]
+    steps = [Certainty(0.0, 0.5 + at / 100, 0.5 - at / 100) for at in range(50)]
+    groups = [SampledGroup([1], [row(steps)], 0)]
     proposal, grown, _ = asyncio.run(propose(Samples(4, {}, groups, groups), grow_groups))
     assert len(tried) == min(len(opened), 3) and tuple(proposal.values.values()) == tried[best]
     assert grown[0].metrics["branches"] == opened[best] and f"have {opened[best]:g} or more of 4" in proposal.expected

@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from verl.evaluation.exploration.table import Group, Trajectory
+from verl.evaluation.exploration.table import SampledGroup, Trajectory
 from verl.evaluation.scores.metrics import with_interval
 from verl.workers.rollout.answer_likelihood import AnswerLikelihood, reference_answers
 from verl.workers.rollout.engines.interface import RolloutEngine, gather_or_cancel
@@ -50,7 +50,7 @@ async def likelihood_rows(
     engine: RolloutEngine,
     tokenizer,
     closing: str,
-    groups: Sequence[Group],
+    groups: Sequence[SampledGroup],
     references: Sequence[tuple[list[str], list[str]]],
     bar: tqdm,
 ) -> list[dict[str, Any]]:
@@ -80,7 +80,9 @@ async def likelihood_rows(
     return rows
 
 
-async def _group_aucs(bar: tqdm, engine, tokenizer, closing: str, group: Group, answers, share: float) -> list[float]:
+async def _group_aucs(
+    bar: tqdm, engine, tokenizer, closing: str, group: SampledGroup, answers, share: float
+) -> list[float]:
     both = [AnswerLikelihood(engine.score, tokenizer, closing, each) for each in answers]
 
     async def signals(trajectory: Trajectory) -> list[float]:

@@ -37,7 +37,7 @@ class Prompt(NamedTuple):
     about: dict[str, Any]
 
 
-class Plan(NamedTuple):
+class ExplorationPlan(NamedTuple):
     """A diagnosis whose config and files have been checked."""
 
     config: DictConfig
@@ -66,7 +66,7 @@ def _shown(path: str) -> str:
     return path.removeprefix(f"{os.getcwd()}{os.sep}")
 
 
-def plan_of(config: DictConfig) -> Plan:
+def exploration_plan(config: DictConfig) -> ExplorationPlan:
     """Read and check everything that can be checked before a process starts."""
     _check_keys(config)
     OmegaConf.set_struct(config, False)
@@ -85,7 +85,7 @@ def plan_of(config: DictConfig) -> Plan:
     tokenizer = AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path, trust_remote_code=trust)
     rows = pq.read_table(config.data.val_files).to_pylist()
     _check_reward(config, rows)
-    return Plan(config, tokenizer, *_prompts(config, tokenizer, rows), policies)
+    return ExplorationPlan(config, tokenizer, *_prompts(config, tokenizer, rows), policies)
 
 
 def _scale_trees(config: DictConfig) -> None:

@@ -19,8 +19,17 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
 from verl.evaluation.exploration.likelihoods import likelihood_rows, references_by_prompt
-from verl.evaluation.exploration.plan import Plan, Prompt, changed_config, prompt_ids
-from verl.evaluation.exploration.table import Group, Proposal, Propose, Proposed, Samples, Step, Trajectory, summary
+from verl.evaluation.exploration.plan import ExplorationPlan, Prompt, changed_config, prompt_ids
+from verl.evaluation.exploration.table import (
+    Certainty,
+    Proposal,
+    Propose,
+    Proposed,
+    SampledGroup,
+    Samples,
+    Trajectory,
+    summary,
+)
 from verl.utils.parts import parts
 from verl.workers.rollout.answer_likelihood import closing_text
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine, gather_or_cancel
@@ -36,7 +45,7 @@ ENTROPY_TOP_K = 20
 
 
 @contextmanager
-def running_engine(plan: Plan) -> Iterator[VLLMEngine]:
+def running_engine(plan: ExplorationPlan) -> Iterator[VLLMEngine]:
     """Start vLLM with the settings of the run's rollout servers, yield its engine, and shut it down afterwards."""
     rollout = plan.config.actor_rollout_ref.rollout
     variables = OmegaConf.select(plan.config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
@@ -65,7 +74,7 @@ class Recorder(GroupEngine):
 
     def __init__(self, engine: RolloutEngine):
         super().__init__(engine)
-        self.steps: dict[int, Step] = {}  # hash of the tokens before a step -> the step
+        self.steps: dict[int, Certainty] = {}  # hash of the tokens before a step -> the step
 
     async def generate(self, request: GenerationRequest) -> Generation:
         n_top_logprobs, n_entropy = max(request.n_top_logprobs, 2), max(request.n_entropy, ENTROPY_TOP_K)
@@ -74,11 +83,13 @@ class Recorder(GroupEngine):
         for token, entropy, ranked in zip(
             generation.token_ids, generation.entropies or (), generation.top_logprobs or (), strict=True
         ):
-            self.steps.setdefault(before, Step(entropy, exp(ranked[0][1]), exp(ranked[1][1])))
+            self.steps.setdefault(before, Certainty(entropy, exp(ranked[0][1]), exp(ranked[1][1])))
             before = hash((before, token))
         return generation
 
-    def steps_of(self, prompt_ids: Sequence[int], response: Sequence[int], mask: Sequence[int]) -> list[Step | None]:
+    def steps_of(
+        self, prompt_ids: Sequence[int], response: Sequence[int], mask: Sequence[int]
+    ) -> list[Certainty | None]:
         """Return the recorded step of each token of a response; None where `mask` is 0 (a tool's tokens)."""
         steps, before = [], _hash_of(prompt_ids)
         for token, by_model in zip(response, mask, strict=True):
@@ -100,7 +111,7 @@ def _hash_of(tokens: Sequence[int]) -> int:
 class Diagnosis:
     """Grows and scores trajectories on a running engine; construct it in the event loop that will use it."""
 
-    def __init__(self, plan: Plan, engine: RolloutEngine, bar: tqdm):
+    def __init__(self, plan: ExplorationPlan, engine: RolloutEngine, bar: tqdm):
         self.engine, self.bar, self.plan = engine, bar, plan
         self.environment = environment_of(plan.config, plan.tokenizer)
         self.rewards = RewardLoopWorker(plan.config)
@@ -112,7 +123,7 @@ class Diagnosis:
     async def close(self) -> None:
         await self.environment.stop()
 
-    async def groups_of(self, name: str, config: DictConfig, more: bool = False) -> tuple[list[Group], float]:
+    async def groups_of(self, name: str, config: DictConfig, more: bool = False) -> tuple[list[SampledGroup], float]:
         """Return the groups of all prompts, and the seconds that growing them took; `more` raises the bar's total."""
         self.bar.set_description(name)
         if more:
@@ -126,7 +137,7 @@ class Diagnosis:
         seconds = time.perf_counter() - started
         return [await self._group(rollout, *each) for each in grown], seconds
 
-    async def likelihoods(self, samples: Sequence[Group]) -> list[dict[str, Any]]:
+    async def likelihoods(self, samples: Sequence[SampledGroup]) -> list[dict[str, Any]]:
         """Return the rows of `likelihood_rows` for the plain samples; no rows if `answer_likelihood` is off or the data
         have no reference answers."""
         references = references_by_prompt([prompt.about for prompt in self.plan.prompts])
@@ -148,7 +159,9 @@ class Diagnosis:
         self.bar.update()
         return prompt, tree, policy, recorder
 
-    async def _group(self, rollout: TreeRollout, prompt: Prompt, tree: TrajectoryTree, policy, recorder) -> Group:
+    async def _group(
+        self, rollout: TreeRollout, prompt: Prompt, tree: TrajectoryTree, policy, recorder
+    ) -> SampledGroup:
         rows = zip(rows_of(tree, policy), tree.leaves, strict=True)
         kept, trajectories = [row for row, leaf in rows if not tree.is_dropped(leaf)], []
         if tree.turn_rewards:
@@ -162,14 +175,14 @@ class Diagnosis:
             steps = recorder.steps_of(tree.prompt_ids, tokens, row.response_mask)
             trajectories.append(Trajectory(tokens, steps, right, str(answer)))
         limit = rollout.response_tokens(len(tree.prompt_ids))
-        return Group(tree.prompt_ids, trajectories, recorder.tokens, tree.metrics, limit)
+        return SampledGroup(tree.prompt_ids, trajectories, recorder.tokens, tree.metrics, limit)
 
     async def _compute_score(self, outputs: Sequence[AgentLoopOutput], row: dict[str, Any]) -> None:
         scores = await self.rewards.compute_score_batch(reward_batch(outputs, row))
         outputs[-1].reward_score = scores[-1]["reward_score"]
 
 
-async def diagnose(plan: Plan, engine: RolloutEngine) -> dict[str, Any]:
+async def diagnose(plan: ExplorationPlan, engine: RolloutEngine) -> dict[str, Any]:
     """Run a diagnosis and return its results in JSON's types: `rows` as `table.summary` makes them; `proposals`, each
     with `policy`, `overrides` and the `expected` effect; `answer_likelihood`, the rows of `likelihood_rows`; and
     `solve_rates`, a pair (row number, share of right plain samples at the run's own temperature) for each prompt."""
@@ -181,7 +194,7 @@ async def diagnose(plan: Plan, engine: RolloutEngine) -> dict[str, Any]:
             await diagnosis.close()
 
 
-async def _all_rows(plan: Plan, diagnosis: Diagnosis) -> dict[str, Any]:
+async def _all_rows(plan: ExplorationPlan, diagnosis: Diagnosis) -> dict[str, Any]:
     n, rows, proposals, plain = plan.config.n, [], [], {}
     await diagnosis.warm_up()
     for name, config in plan.policies.items():
@@ -205,20 +218,25 @@ async def _all_rows(plan: Plan, diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 async def _proposed(
-    plan: Plan, diagnosis: Diagnosis, tree: str, propose: Propose, coldest: list[Group], usual: list[Group]
+    plan: ExplorationPlan,
+    diagnosis: Diagnosis,
+    tree: str,
+    propose: Propose,
+    coldest: list[SampledGroup],
+    usual: list[SampledGroup],
 ) -> Proposed | None:
     """Return the proposal for the first policy that grows this kind of tree; None without a policy or a proposal."""
     configs = [each for each in plan.policies.values() if each.actor_rollout_ref.rollout.tree == tree]
     if not configs:
         return None
 
-    async def grow(proposal: Proposal) -> tuple[list[Group], float]:
+    async def grow(proposal: Proposal) -> tuple[list[SampledGroup], float]:
         return await diagnosis.groups_of(f"{tree}, proposed", changed_config(configs[0], proposal.values), more=True)
 
     return await propose(Samples(plan.config.n, configs[0].actor_rollout_ref.rollout, coldest, usual), grow)
 
 
-def run(plan: Plan) -> dict[str, Any]:
+def run(plan: ExplorationPlan) -> dict[str, Any]:
     """Start the engine, grow and measure everything, stop the engine; return the results of `diagnose`."""
     with running_engine(plan) as engine:
         return asyncio.run(diagnose(plan, engine))

@@ -21,7 +21,7 @@ CURVE_POINTS = 60
 REACHED = 0.05
 
 
-class Step(NamedTuple):
+class Certainty(NamedTuple):
     """The model's distribution (T = 1) at a token: its entropy in nats, and the two highest probabilities."""
 
     entropy: float
@@ -34,13 +34,13 @@ class Trajectory:
     """A response."""
 
     tokens: Sequence[int]  # including tools' results
-    steps: Sequence[Step | None]  # the model's distribution at each token; None where a tool wrote the token
+    steps: Sequence[Certainty | None]  # the model's distribution at each token; None where a tool wrote the token
     right: bool
     answer: str  # the vote: equal answers are equal text
 
 
 @dataclass(frozen=True)
-class Group:
+class SampledGroup:
     """The trajectories that a policy grew for a prompt."""
 
     prompt_ids: Sequence[int]
@@ -50,7 +50,7 @@ class Group:
     max_tokens: float = math.inf  # largest number of tokens of a response
 
 
-def measure_groups(groups: Sequence[Group], n: int) -> dict[str, float]:
+def measure_groups(groups: Sequence[SampledGroup], n: int) -> dict[str, float]:
     """Return a policy's numbers, by name, from one group of at most n trajectories for each prompt.
 
     They are `accuracy`, `pass@n` and `mixed`, with the ends of their 95 % bootstrap intervals over prompts; the mean
@@ -81,7 +81,7 @@ def measure_groups(groups: Sequence[Group], n: int) -> dict[str, float]:
     }
 
 
-def unique_share(groups: Sequence[Group]) -> float:
+def unique_share(groups: Sequence[SampledGroup]) -> float:
     """Return the share of all rows' tokens, including prompts, that remain when every prefix that rows of a prompt
     share is counted once: the tokens that an update on the prefix tree computes."""
     unique = held = 0
@@ -93,7 +93,7 @@ def unique_share(groups: Sequence[Group]) -> float:
     return unique / held
 
 
-def entropy_curve(groups: Sequence[Group], most_points: int = CURVE_POINTS) -> list[tuple[float, float]]:
+def entropy_curve(groups: Sequence[SampledGroup], most_points: int = CURVE_POINTS) -> list[tuple[float, float]]:
     """Return (position, mean entropy in nats) along the response, for positions at which at least the share `REACHED`
     of the trajectories has a token of the model.
 
@@ -111,7 +111,7 @@ def entropy_curve(groups: Sequence[Group], most_points: int = CURVE_POINTS) -> l
     return [(at * width + (width - 1) / 2, fmean(values)) for at, values in sorted(enough.items())]
 
 
-def summary(name: str, groups: Sequence[Group], n: int, seconds: float) -> dict[str, Any]:
+def summary(name: str, groups: Sequence[SampledGroup], n: int, seconds: float) -> dict[str, Any]:
     """Return a row of the table with its entropy curve, in JSON's types."""
     numbers = measure_groups(groups, n) | {"seconds": seconds}
     return {"policy": name, **numbers, "entropy_by_position": entropy_curve(groups)}
@@ -132,7 +132,7 @@ class Proposed(NamedTuple):
     """A proposal, the groups that were grown with it, and the seconds that this took."""
 
     proposal: Proposal
-    groups: list[Group]
+    groups: list[SampledGroup]
     seconds: float
 
 
@@ -141,11 +141,11 @@ class Samples(NamedTuple):
 
     n: int  # number of trajectories of a prompt
     rollout: Any  # section `actor_rollout_ref.rollout` of the tree's config
-    coldest: Sequence[Group]  # groups at the lowest temperature
-    usual: Sequence[Group]  # groups at the temperature nearest to the run's
+    coldest: Sequence[SampledGroup]  # groups at the lowest temperature
+    usual: Sequence[SampledGroup]  # groups at the temperature nearest to the run's
 
 
 # grows groups with a proposal's values, and returns them with the seconds that this took
-Grow = Callable[[Proposal], Awaitable[tuple[list[Group], float]]]
+Grow = Callable[[Proposal], Awaitable[tuple[list[SampledGroup], float]]]
 # a registered proposal; it returns None if the samples say nothing about the tree's keys
 Propose = Callable[[Samples, Grow], Awaitable[Proposed | None]]

@@ -30,7 +30,7 @@ from verl.utils.math_answers.tokens import (
 from verl.utils.math_answers.words import TELLING, UNITS, WORD_MEANINGS
 
 MAX_SIGNS = 4
-MOST_LISTED = 200
+MAX_LISTED = 200
 _SEPARATORS = (",", ";", "quad", "or", "\\\\")
 _OPPOSITE = {"+": "-", "-": "+", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _SET = "\\{\\}"
@@ -267,7 +267,7 @@ def _with_middle(items: tuple) -> tuple:
     first, second, *_, last = (tree[1] for tree in terms)
     step = second - first
     count = (last - first) / step if step else Fraction(0)
-    middle = [first + step * index for index in range(int(min(count, MOST_LISTED)))]
+    middle = [first + step * index for index in range(int(min(count, MAX_LISTED)))]
     if [tree[1] for tree in terms[:-1]] != middle[:place] or len(middle) != count:
         return items
     return (*(kinds.Formula(constant(term), text=str(term)) for term in middle), *items[place + 1 :])
