@@ -17,7 +17,7 @@ countdown)
     design=(--tokens 60000 --rates 1.5e-4,3e-4,6e-4 --seconds 180) answers=5
     ;;
 reasoning_gym)
-    methods=(grpo grpo-n4 dapo band treepo) design=(--tokens 100000 --rates 1e-4,2e-4 --seconds 200) answers=1
+    methods=(grpo grpo-n4 dapo band treepo) design=(--tokens 40000 --rates 1e-4,3e-4,9e-4 --seconds 120) answers=1
     ;;
 *)
     echo "error: $TASK: choose countdown or reasoning_gym" >&2

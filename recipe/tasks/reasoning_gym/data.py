@@ -7,13 +7,11 @@ writes train.parquet and test.parquet in verl's format, and sft.parquet with dem
 families take turns. Each split has its own seed, and no question of the test is in another file. A ground truth is JSON
 text with what a verifier needs: `family`, `config`, `answer` and `metadata`.
 
-A demonstration of `chain_sum` has a line for each sum; a wrong line is off by a little, and the next goes on from it.
-Demonstrations of other families are the answer alone; a wrong one is the answer of another problem.
+Demonstrations are the answer alone; a wrong one is the answer of another problem.
 """
 
 import json
 import random
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -37,10 +35,8 @@ SIZES = {"test": "test_size", "sft": "demo_size", "train": "train_size"}  # trai
 FRUITLESS_ATTEMPTS = 1000
 ENTRIES_AT_ONCE = 200
 INSTRUCTION = "Think first, then give the answer alone between tags, as in <answer>your answer</answer>."
-WRONG_BY = (-3, -2, -1, 1, 2, 3)  # errors of a wrong line of a demonstration
-ARITHMETIC = "State the final answer to the following arithmetic problem: "
-# a model of 1.3 million parameters, for which the words of chain_sum's questions, and numbers, are one token
-MODEL = model_of_1_3_million([ARITHMETIC, " + ", " - ", " =", *map(str, range(10, 100))])
+# the words of spell_backward's questions are one token
+MODEL = model_of_1_3_million(["Spell this word backward (example: sun -> nus): "])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +46,16 @@ class ReasoningGymConfig:
     Attributes:
         families: names of families, separated by commas.
         family_config: YAML with the settings of families that differ from the library's, by the library's names.
-        demo_correct: share of the demonstrations' lines (or answers, for families without lines) that are right.
+        demo_correct: share of the demonstrations that are right.
         style: style of the prompt: the question alone (`short`), or with instructions (`long`).
     """
 
-    families: str = "chain_sum"
-    family_config: str = "chain_sum: {min_terms: 4, max_terms: 6, max_digits: 1}"
+    families: str = "spell_backward"
+    family_config: str = "spell_backward: {min_word_len: 3, max_word_len: 5}"
     train_size: int = 4_000
     test_size: int = 500
-    demo_size: int = 16_000
-    demo_correct: float = 0.8
+    demo_size: int = 40_000
+    demo_correct: float = 0.4
     style: str = "short"
     seed: int = 0
 
@@ -98,30 +94,10 @@ class Problem:
     family: str = field(compare=False)
     answer: str | None = field(compare=False)
     truth: str = field(compare=False)
-    expression: str = field(compare=False)  # empty if a demonstration is the answer alone
 
     def demonstration(self, correct: float, rng: random.Random, other: "Problem") -> str:
         """Return a demonstration; `other` is a problem of the same family, for a wrong answer."""
-        if self.expression:
-            return chain_sum_lines(self.expression, correct, rng)
         return f"<answer>{(self if rng.random() < correct else other).answer}</answer>"
-
-
-def chain_sum_lines(expression: str, correct: float, rng: random.Random) -> str:
-    """Return a line for each sum, right with probability `correct`, and the answer.
-
-    >>> chain_sum_lines("4 + 13 - 20", 1.0, random.Random(0))
-    '4+13=17\\n17-20=-3\\n<answer>-3</answer>'
-    """
-    first, *steps = re.findall(r"[-+]?\d+", expression.replace(" ", "").replace("--", "+").replace("+-", "-"))
-    value, lines = int(first), []
-    for step in steps:
-        result = value + int(step)
-        if rng.random() >= correct:
-            result += rng.choice(WRONG_BY)
-        lines.append(f"{value}{step}={result}")
-        value = result
-    return "\n".join([*lines, f"<answer>{value}</answer>"])
 
 
 def draw_problems(config: ReasoningGymConfig, split: str, size: int, excluded: set[Problem]) -> list[Problem]:
@@ -138,8 +114,7 @@ def draw_problems(config: ReasoningGymConfig, split: str, size: int, excluded: s
         truth = {"family": family, "config": settings.get(family, {})}
         truth |= {"answer": entry["answer"], "metadata": entry["metadata"]}
         question = entry["question"] + (f"\n\n{INSTRUCTION}" if config.style == "long" else "")
-        expression = entry["metadata"]["expression"] if family == "chain_sum" else ""
-        return Problem(question, family, entry["answer"], json.dumps(truth), expression)
+        return Problem(question, family, entry["answer"], json.dumps(truth))
 
     return draw_until(draw, lambda p: p not in excluded, size, SIZES[split], FRUITLESS_ATTEMPTS, is_demo)
 

@@ -1,9 +1,9 @@
-# reasoning-gym for recipe/common/small_tasks.sh: sums for the tiny model, instructions for a pretrained model on GPUs.
+# reasoning-gym for recipe/common/small_tasks.sh: words to spell backward for the tiny model, instructions for a pretrained model on GPUs.
 # FAMILIES and FAMILY_CONFIG are the options of recipe.tasks.reasoning_gym.data, for data that are not there yet.
 VAL_SPLIT=test WARM_START=warm_start_reasoning_gym TINY_MODEL=reasoning_gym_model
 if [ "$HARDWARE" = cpu ]; then
     # rows are padded to these lengths on CPU
-    TASK_OPTIONS=(data.max_prompt_length=28 data.max_response_length=48)
+    TASK_OPTIONS=(data.max_prompt_length=28 data.max_response_length=16)
     TASK_OPTIONS+=(actor_rollout_ref.actor.optim.lr=2e-4 actor_rollout_ref.actor.optim.lr_scheduler_type=cosine)
     WARM_START_OPTIONS=(optim.lr=2e-3)
 fi

@@ -131,7 +131,8 @@ SMALL = ReasoningGymConfig(train_size=60, test_size=20, demo_size=40)
 
 def test_no_test_question_is_in_another_file(tmp_path):
     # 200 questions at most: train would have some of the test's
-    config = replace(SMALL, family_config="chain_sum: {min_terms: 2, max_terms: 2, max_digits: 1}", demo_size=400)
+    config = replace(SMALL, families="chain_sum", demo_size=400)
+    config = replace(config, family_config="chain_sum: {min_terms: 2, max_terms: 2, max_digits: 1}")
     rows = {split: pq.read_table(path).to_pylist() for split, path in write_reasoning_gym(tmp_path, config).items()}
     asked = {split: [row["prompt"][0]["content"] for row in rows[split]] for split in ("train", "test")}
     shown = {row["messages"][0]["content"] for row in rows["sft"]}
@@ -148,16 +149,6 @@ def test_families_take_turns_with_their_settings(tmp_path):
     assert [truth["family"] for truth in truths] == ["gcd", "chain_sum"] * 30
     assert all(truth["metadata"]["num_terms"] == 3 for truth in truths[1::2])
     assert all("<answer>" in row["prompt"][0]["content"] for row in rows)
-
-
-@pytest.mark.parametrize(("correct", "low", "high"), [(1.0, 1.0, 1.0), (0.0, 0.0, 0.2), (0.5, 0.4, 0.6)])
-def test_share_of_right_lines(correct, low, high, tmp_path):
-    path = write_reasoning_gym(tmp_path, replace(SMALL, demo_correct=correct, demo_size=200))["sft"]
-    texts = [row["messages"][1]["content"] for row in pq.read_table(path).to_pylist()]
-    lines = [re.findall(r"(-?\d+)([-+]\d+)=(-?\d+)", text) for text in texts]
-    right = [int(a) + int(b) == int(c) for text in lines for a, b, c in text]
-    assert low <= sum(right) / len(right) <= high
-    assert all(text.endswith(f"<answer>{line[-1][2]}</answer>") for text, line in zip(texts, lines, strict=True))
 
 
 def test_answers_of_other_problems_are_the_wrong_demonstrations(tmp_path):
