@@ -1,7 +1,7 @@
 """Compares how fast methods learn a task: at equal steps, at equal generated tokens, in equal time.
 
     bash recipe/common/run_compare.sh grpo passk "mine: tree=eptree credit=treerl"       every seed, docs/compare.md
-    bash studies/equal_tokens.sh walk       seeds until each difference is known well enough, studies/design.md
+    bash studies/equal_tokens.sh countdown  seeds until each difference is known well enough, studies/design.md
 
 With `--tokens` every run ends at so many generated tokens. Stage "rates" trains each method with each learning rate on
 seeds of its own; the rate of the largest mean area stays. Stage "seeds" adds one seed at a time. A method leaves when
