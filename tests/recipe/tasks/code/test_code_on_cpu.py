@@ -11,7 +11,8 @@ from recipe.tasks.code.reward import check_row, compute_score
 from tests.evaluation.questions.layouts import read
 from tests.recipe.tasks.code.hostile import HARVESTER, SECRET, SOLUTIONS
 from tests.tables import table
-from tests.workers.rollout.tools.python.test_sandbox_fusion_on_cpu import Server
+from tests.workers.rollout.tools.http_server import Server
+from tests.workers.rollout.tools.python.test_sandbox_fusion_on_cpu import run_code
 from verl.evaluation.scores.scoring import find_scoring
 from verl.utils.data_files import read_rows, write_rows
 
@@ -69,7 +70,7 @@ def test_rows_and_settings_are_refused(truth, options, message):
 
 def test_a_sandbox_fusion_server_runs_programs_and_functions(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the server writes here
-    with Server() as server:
+    with Server(run_code) as server:
         options = {"sandbox_fusion_url": server.url}
         assert score("print(int(input()) + 1)", FORMS["program"]("1", "2"), **options)["score"] == 1.0
         assert score("def add(a):\n    return a + 1", FORMS["function"]("1", "2"), **options)["score"] == 1.0

@@ -134,12 +134,15 @@ def test_more_sessions_than_a_cell_may_have_files():
     assert asyncio.run(run()) == [(f"{i}\n", None) for i in range(80)]
 
 
+def box() -> ToolBox:
+    entry = {"class_path": "verl.workers.rollout.tools.python.tool.PythonTool", "params": LIMITS | {"session": True}}
+    return ToolBox(ToolsConfig(tool_instances={"python": entry}, timeout=SLOW))
+
+
 @pytest.mark.parametrize("whom, when", [("session", "idle"), ("server", "idle"), ("server", "in a call")])
 def test_a_session_whose_process_is_killed_is_brought_back(whom, when):
     async def run():
-        params = LIMITS | {"session": True}
-        entry = {"class_path": "verl.workers.rollout.tools.python.tool.PythonTool", "params": params}
-        tools = ToolBox(ToolsConfig(tool_instances={"python": entry}, timeout=SLOW))
+        tools = box()
         sessions = ToolSessions(tools, InstancePool(InstanceKeys()))
         call, states = await sessions.call(None, "python", "import os\nx = 41\nos.getpid()")
         process = psutil.Process(int(call.text))
