@@ -91,15 +91,15 @@ if [ ! -d outputs/$warm/huggingface ]; then
     beside outputs/$warm/progress.log bash $warm_script
     await outputs/$warm/progress.log
 fi
-part "$STEPS steps, two updates each: grpo and $RECIPE side by side; evaluation of the three models"
+part "$STEPS steps, two updates each: grpo and $RECIPE side by side"
 beside "outputs/$grpo/progress.log" train grpo $grpo_script
 beside "outputs/$run/progress.log" train "$RECIPE" $recipe_script
-# in what the two runs leave of the machine
-beside "outputs/$warm/eval.log" nice bash scripts/eval-$task.sh $warm model=outputs/$warm/huggingface
-for model in "$grpo" "$run"; do
-    await "outputs/$model/progress.log"
-    beside "outputs/$model/eval.log" bash scripts/eval-$task.sh "$model" step="$STEPS"
-done
+await "outputs/$grpo/progress.log"
+await "outputs/$run/progress.log"
+part "evaluation of the three models"
+beside "outputs/$warm/eval.log" bash scripts/eval-$task.sh $warm model=outputs/$warm/huggingface
+beside "outputs/$grpo/eval.log" bash scripts/eval-$task.sh "$grpo" step="$STEPS"
+beside "outputs/$run/eval.log" bash scripts/eval-$task.sh "$run" step="$STEPS"
 for model in "$warm" "$grpo" "$run"; do
     await "outputs/$model/eval.log"
 done
