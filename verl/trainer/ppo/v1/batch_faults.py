@@ -14,7 +14,6 @@ from verl.workers.rollout.rows import reward_batch
 FORMS = ("…", "\\boxed{…}", "Answer: …", "#### …", "<answer>…</answer>")
 TRIAL_SECONDS = 60
 
-ESTIMATOR = "algorithm.adv_estimator"
 # Columns of numbers for each token on which an update depends, in the order of their computation, and their source.
 COMPUTED_BY = {
     "rm_scores": "the reward",
@@ -22,8 +21,8 @@ COMPUTED_BY = {
     "old_log_probs": "the actor",
     "ref_log_prob": "the reference policy",
     "values": "the critic",
-    "advantages": ESTIMATOR,
-    "returns": ESTIMATOR,
+    "advantages": "algorithm.adv_estimator",
+    "returns": "algorithm.adv_estimator",
 }
 
 

@@ -72,6 +72,7 @@ class BatchRows:
         self.keys, self.tags, self.partition_id = list(batch.keys), list(batch.tags), batch.partition_id
         self.batch = batch
         self._columns: dict[str, dict[int, object]] = defaultdict(dict)
+        self._absent: set[str] = set()  # columns that the batch does not have
         self._padded: dict[str, torch.Tensor] = {}
         self._changed: dict[str, set[int]] | None = None  # column -> rows, while `held`
 
@@ -122,12 +123,15 @@ class BatchRows:
 
     def fetch(self, *names: str) -> None:
         """Fetch several columns of all rows in one request."""
-        missing = [name for name in names if name not in self._columns]
+        missing = [name for name in names if name not in self._columns and name not in self._absent]
         if not missing:
             return
         data = tq.kv_batch_get(keys=self.keys, partition_id=self.partition_id, select_fields=missing)
         for name in missing:
-            self._columns[name] = dict(enumerate(_cells(data[name]))) if name in data.keys() else {}
+            if name in data.keys():
+                self._columns[name] = dict(enumerate(_cells(data[name])))
+            else:
+                self._absent.add(name)
 
     @contextmanager
     def held(self, *names: str) -> Iterator[None]:
@@ -158,7 +162,7 @@ class BatchRows:
 
     def _answer(self, keys: Sequence[str], partition_id: str, select_fields: Sequence[str]) -> TensorDict:
         self.fetch(*select_fields)
-        columns = {name: list(cells.values()) for name in select_fields if (cells := self._columns[name])}
+        columns = {name: list(self._columns[name].values()) for name in select_fields if name not in self._absent}
         fields = {
             name: _nested(cells) if isinstance(cells[0], torch.Tensor) else NonTensorStack(*cells)
             for name, cells in columns.items()
@@ -173,11 +177,14 @@ class BatchRows:
     def _set(self, name: str, rows: Sequence[int], cells: Sequence) -> None:
         self._columns[name].update(zip(rows, cells, strict=True))
         self._changed[name].update(rows)
+        self._absent.discard(name)
         self._padded.pop(name, None)
 
     def column(self, name: str, rows: Sequence[int] | None = None) -> list | None:
         """Return the cells of a column in these rows (all by default); None if the batch has no such column."""
         rows = range(len(self)) if rows is None else rows
+        if name in self._absent:
+            return None
         cells = self._columns[name]
         if missing := [row for row in rows if row not in cells]:
             keys = [self.keys[row] for row in missing]
@@ -243,6 +250,7 @@ class BatchRows:
             return self._set(name, rows, cells)
         fields = TensorDict({name: _nested(cells)}, batch_size=len(cells))
         tq.kv_batch_put(keys=[self.keys[row] for row in rows], partition_id=self.partition_id, fields=fields)
+        self._absent.discard(name)
         self._columns.pop(name, None)
         self._padded.pop(name, None)
 

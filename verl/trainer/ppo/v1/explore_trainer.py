@@ -193,9 +193,12 @@ class ExploreMixin(WatchedRun):
                 rows.put(name, values)
         return batch
 
-    def _columns_for_advantages(self) -> Sequence[str]:
-        fields = (field.name for field in self._fields_of_rows())
-        return (*super()._columns_for_advantages(), "extra_fields", ORDER, PROBLEM, *fields)
+    def _columns_of_rollouts(self) -> Sequence[str]:
+        sent = (field.name for field in self._fields_of_rows() if field not in self.computed_fields)
+        return (*super()._columns_of_rollouts(), "extra_fields", ORDER, PROBLEM, *sent)
+
+    def _computed_columns(self) -> Sequence[str]:
+        return (*super()._computed_columns(), *(field.name for field in self.computed_fields))
 
     def _after_advantages(self, rows: BatchRows, metrics: dict) -> None:
         self._zero_single_rows(rows)

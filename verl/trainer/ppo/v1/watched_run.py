@@ -16,6 +16,7 @@ import math
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from pathlib import Path
@@ -35,7 +36,7 @@ from verl.trainer.checkpoint_marker import (
 from verl.trainer.checks.resources.disk import check_shared_folder
 from verl.trainer.checks.run_dir import check_steps_left
 from verl.trainer.host_memory import HostMemoryWatch
-from verl.trainer.ppo.v1.batch_faults import COMPUTED_BY, ESTIMATOR, not_finite, why_rewards_are_equal
+from verl.trainer.ppo.v1.batch_faults import not_finite, why_rewards_are_equal
 from verl.trainer.ppo.v1.batch_rows import BatchRows, send_tensors_only, zero_equal_groups
 from verl.trainer.ppo.v1.row_order import correct_counts
 from verl.trainer.ppo.v1.trainer_state import loaded_folder
@@ -93,6 +94,7 @@ class WatchedRun:
         config.trainer.v1.trainer_mode = self.upstream_mode
         self.updates = self.skipped_updates = self.idle_updates = self.equal_batches = 0
         self.rewards_varied, self.why_equal = False, ""
+        self.rows: BatchRows | None = None  # of the batch whose advantages are computed next
         self.skipped_in_a_row: dict[str, int] = {}  # number of updates by role
         self.prompt_states: dict[str, int] = {}
         dtype = config.actor_rollout_ref.actor.fsdp_config.get("dtype")
@@ -303,9 +305,18 @@ class WatchedRun:
                 f"skipped, because their gradients are not finite: {why}"
             )
 
+    def _compute_old_log_prob(self, batch, metrics: dict):
+        self.rows = BatchRows(batch)
+        with ThreadPoolExecutor(1) as pool:  # otherwise the driver only waits for the workers here
+            fetched = pool.submit(self.rows.fetch, *self._columns_of_rollouts())
+            batch = super()._compute_old_log_prob(batch, metrics)
+        fetched.result()
+        return batch
+
     def _compute_advantage(self, batch, metrics: dict):
-        rows = BatchRows(batch)
-        with rows.held(*self._columns_for_advantages()), self._credit_context(rows):
+        rows = self.rows if self.rows and self.rows.keys == list(batch.keys) else BatchRows(batch)
+        self.rows = None
+        with rows.held(*self._columns_of_rollouts(), *self._computed_columns()), self._credit_context(rows):
             super()._compute_advantage(batch, metrics)
             if culprit := not_finite(rows):
                 raise RunError(f"step {self.global_steps}: nothing can be learnt from NaN or infinity: {culprit}")
@@ -314,9 +325,13 @@ class WatchedRun:
             self._after_advantages(rows, metrics)
         return rows.batch
 
-    def _columns_for_advantages(self) -> Sequence[str]:
-        """Return the columns that the phase reads before or after upstream's trainer has computed the advantages."""
-        return ("uid", "response_mask", *(name for name, by in COMPUTED_BY.items() if by != ESTIMATOR))
+    def _columns_of_rollouts(self) -> Sequence[str]:
+        """Return the columns, written before the old log-probabilities, that are read when advantages are computed."""
+        return ("uid", "response_mask", "rm_scores", "rollout_log_probs")
+
+    def _computed_columns(self) -> Sequence[str]:
+        """Return the columns that are written with the old log-probabilities or later, and read with the advantages."""
+        return ("old_log_probs", "ref_log_prob", "values")
 
     def _credit_context(self, rows: BatchRows) -> AbstractContextManager:
         """Return a context in which the advantages are computed."""
