@@ -47,7 +47,11 @@ def placement_wait(config: DictConfig) -> PlacementWait:
     default, more = PENDING_SECONDS, "raise ray_kwargs.ray_init.num_cpus"
     if joined:
         default, more = GROWING_SECONDS, "add nodes (ray start), or wait longer (trainer.pending_seconds)"
-    advice = f"The run needs {needed_ray_cpus(config)} CPUs: {more}, or lower the numbers of GPUs in the config"
+    own = "actor_rollout_ref.rollout.n_gpus_per_node, " if rollout_workers(config) else ""
+    advice = (
+        f"The run needs {needed_ray_cpus(config)} CPUs: {more}, or lower trainer.n_gpus_per_node, {own}or "
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+    )
     return PlacementWait(default if limit is None else limit, joined, advice)
 
 
