@@ -46,7 +46,7 @@ def placement_wait(config: DictConfig) -> PlacementWait:
     joined, limit = joins_running_cluster(config), config.trainer.get("pending_seconds")
     default, more = PENDING_SECONDS, "raise ray_kwargs.ray_init.num_cpus"
     if joined:
-        default, more = GROWING_SECONDS, "add nodes (ray start), or wait longer (trainer.pending_seconds)"
+        default, more = GROWING_SECONDS, "add nodes (ray start --num-cpus), or wait longer (trainer.pending_seconds)"
     own = "actor_rollout_ref.rollout.n_gpus_per_node, " if rollout_workers(config) else ""
     advice = (
         f"The run needs {needed_ray_cpus(config)} CPUs: {more}, or lower trainer.n_gpus_per_node, {own}or "
