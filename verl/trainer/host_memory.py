@@ -104,17 +104,19 @@ def measure(kinds: Mapping[psutil.Process, str]) -> dict[str, float]:
     return dict(sizes)
 
 
-class HostMemoryWatch(threading.Thread):
+class HostMemoryWatch:
     """The TaskRunner's thread that keeps the peaks of the memory by kind and of the node's share in use, until `ended`
     is set."""
 
     def __init__(self, threshold: float | None = None):
-        super().__init__(name="HostMemoryWatch", daemon=True)
         self.threshold = threshold or float(os.environ.get("RAY_memory_usage_threshold", RAY_THRESHOLD))
         self.peaks: dict[str, float] = {}
         self.used_share = 0.0
         self.warned = False
         self.ended = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self.run, name="HostMemoryWatch", daemon=True).start()
 
     def run(self) -> None:
         looks = 0

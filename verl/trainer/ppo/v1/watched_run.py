@@ -269,7 +269,6 @@ class WatchedRun:
     # ---- updates ----
 
     def _setup(self):
-        self.host_memory = HostMemoryWatch()
         self.host_memory.start()
         super()._setup()
         send_tensors_only(self.actor_rollout_wg, "compute_log_prob", "update_actor")
