@@ -90,6 +90,15 @@ def test_tokens_that_upstream_rejects_in_this_step_are_not_counted(queue, monkey
     assert metrics["credit/shared_tokens"] == pytest.approx(2 / 7)
 
 
+def test_a_part_of_a_held_column_is_sent_with_the_whole_batch(queue):
+    rows = BatchRows(queue.batch())
+    with rows.held("rm_scores"):
+        rows.put("rm_scores", torch.full((1, 5), 7.0), [1])
+        assert 7.0 not in queue.column("rm_scores")[rows.keys[1]]
+    changed = {key for key, scores in queue.column("rm_scores").items() if 7.0 in scores}
+    assert changed == {rows.keys[1]} and rows.batch.keys == rows.keys
+
+
 def test_a_credit_reads_the_reward_functions_accuracy(queue):
     """Not the scores: here all of p's and q's wrong responses have acc 1, and the others 0."""
     for key, (reward, *_) in ROWS.items():

@@ -74,7 +74,7 @@ class BatchRows:
         self._columns: dict[str, dict[int, object]] = defaultdict(dict)
         self._absent: set[str] = set()  # columns that the batch does not have
         self._padded: dict[str, torch.Tensor] = {}
-        self._changed: dict[str, set[int]] | None = None  # column -> rows, while `held`
+        self._changed: set[str] | None = None  # columns to be sent, while `held`
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -142,23 +142,16 @@ class BatchRows:
         request takes longer than a small batch's advantages.
         """
         self.fetch(*names)
-        self._changed = changed = defaultdict(set)
+        self._changed = changed = set()
         queue = SimpleNamespace(kv_batch_get=self._answer, kv_batch_put=self._keep)
         try:
             with patch.object(trainer_base, "tq", queue):
                 yield
         finally:
             self._changed = None
-        columns_of = defaultdict(list)
-        for name, rows in changed.items():
-            columns_of[tuple(sorted(rows))].append(name)
-        for rows, columns in columns_of.items():
-            fields = {name: _nested([self._columns[name][row] for row in rows]) for name in columns}
-            self.batch = tq.kv_batch_put(
-                keys=[self.keys[row] for row in rows],
-                partition_id=self.partition_id,
-                fields=TensorDict(fields, batch_size=len(rows)),
-            )
+        if changed:
+            fields = TensorDict({name: _nested(self.column(name)) for name in changed}, batch_size=len(self))
+            self.batch = tq.kv_batch_put(keys=self.keys, partition_id=self.partition_id, fields=fields)
 
     def _answer(self, keys: Sequence[str], partition_id: str, select_fields: Sequence[str]) -> TensorDict:
         self.fetch(*select_fields)
@@ -176,7 +169,7 @@ class BatchRows:
 
     def _set(self, name: str, rows: Sequence[int], cells: Sequence) -> None:
         self._columns[name].update(zip(rows, cells, strict=True))
-        self._changed[name].update(rows)
+        self._changed.add(name)
         self._absent.discard(name)
         self._padded.pop(name, None)
 
