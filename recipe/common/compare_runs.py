@@ -170,7 +170,12 @@ def in_parallel(tasks: Sequence[T], work: Callable[[T], R], jobs: int, report: C
 
     If one fails, tasks that have not begun are canceled. SIGTERM and Ctrl-C also end the runs that have begun.
     """
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+    def end(number, frame):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal would interrupt the end of the runs
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
     with ThreadPoolExecutor(jobs) as pool, tqdm(total=len(tasks), unit="run", disable=not tasks) as bar:
         try:
             for done in as_completed([pool.submit(work, task) for task in tasks]):

@@ -135,7 +135,8 @@ def test_sigterm_ends_the_run_and_begins_no_other(tmp_path):
     deadline = time.monotonic() + 60
     while not (log.exists() and "began 0" in log.read_text()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    tool.send_signal(signal.SIGTERM)
+    for _ in range(20):  # the first may come to a whole process group, and be handed on by its parent too
+        tool.send_signal(signal.SIGTERM)
     assert tool.wait(20) == 128 + signal.SIGTERM
     assert log.read_text().split("\n") == ["began 0", "ended 0", ""]
 
