@@ -112,13 +112,12 @@ def queue(monkeypatch, model_folder):
     """A worker, (uid, status) in the order in which they were published, and its rows (uid, session, their prompt)."""
     published, put = [], []
 
-    async def async_kv_put(key, partition_id, tag):
-        await asyncio.sleep(0.01)
-        published.append((key, tag["status"]))
-
     async def async_kv_batch_put(keys, tags, partition_id, fields):
         assert partition_id in ("train", "val")
         await asyncio.sleep(0.01)
+        if fields is None:
+            published.extend((key, tag["status"]) for key, tag in zip(keys, tags, strict=True))
+            return
         for key, tag in zip(keys, tags, strict=True):
             put.append((*key.split("_")[:2], {"__do_sample__", "__rollout_n__", "agent_name"} & set(fields.keys())))
             assert tag["status"] == "success" and "rm_scores" in fields.keys()
@@ -239,7 +238,7 @@ def test_a_status_that_is_lost_ends_the_run(queue, monkeypatch, error):
         raise error
 
     reports, (worker, *_) = [], queue
-    monkeypatch.setattr(group_rollout.tq, "async_kv_put", put)
+    monkeypatch.setattr(group_rollout.tq, "async_kv_batch_put", put)
     monkeypatch.setattr(group_rollout, "report_fault", reports.append)
     run(worker, ["good", "other"])
     (report,) = reports

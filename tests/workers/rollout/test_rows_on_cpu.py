@@ -15,6 +15,7 @@ from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from tests.workers.rollout.group_worker import make_worker
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.workers.rollout import group_rollout
+from verl.workers.rollout.rows import Entries, queue_rows
 from verl.workers.rollout.tree_rollout import TrajectoryOutput
 
 PROMPT = {
@@ -91,8 +92,16 @@ def worker(loop, monkeypatch, model_folder, tmp_path):
     put = []
 
     async def async_kv_batch_put(keys, fields, tags, partition_id):
+        await asyncio.sleep(0)
         for row, (key, tag) in enumerate(zip(keys, tags, strict=True)):
-            put.append((key, {name: cell(column, row) for name, column in fields.items()}, tag, partition_id))
+            put.append(
+                (
+                    key,
+                    {name: cell(column, row) for name, column in ({} if fields is None else fields).items()},
+                    tag,
+                    partition_id,
+                )
+            )
 
     monkeypatch.setattr(agent_loop_tq.tq, "async_kv_batch_put", async_kv_batch_put)
     return make_worker(monkeypatch, model_folder, [reward_handle(model_folder, tmp_path / "reward.py")]), put
@@ -133,6 +142,50 @@ def test_rows_are_upstreams(loop, worker, lengths, validate):
         assert row["metrics"].pop("compute_score") > 0 < their_row["metrics"].pop("compute_score")
         same(row, their_row)
     assert len({row["extra_fields"]["reward_extra_info"]["seen"] for _, row, _, _ in put}) > len(lengths) // 2
+
+
+def test_what_is_put_during_a_write_goes_out_together(loop, worker, monkeypatch):
+    worker, put = worker
+    writer, write, sizes = worker.queue["train"], agent_loop_tq.tq.async_kv_batch_put, []
+
+    async def counted(keys, **arguments):
+        sizes.append(len(keys))
+        if "u-6_0_0" in keys:
+            raise ConnectionError("gone")
+        await write(keys=keys, **arguments)
+
+    monkeypatch.setattr(agent_loop_tq.tq, "async_kv_batch_put", counted)
+    groups = [queue_rows(trajectories([3, 1 + i], reward_score=None), PROMPT | {"uid": f"u-{i}"}) for i in range(7)]
+    groups[3] = groups[3]._replace(rows=[row | {"more": 1} for row in groups[3].rows])
+
+    async def all_at_once():
+        return await asyncio.gather(
+            writer.put(groups[0]),
+            writer.put(Entries(["u-0"], [{"status": "finished"}])),
+            *(writer.put(group) for group in groups[1:4]),
+            return_exceptions=True,
+        )
+
+    assert loop.run_until_complete(all_at_once()) == [None] * 5
+    # all of them have come before the first write begins; a tag, and rows with a column more, take one of their own
+    assert sizes == [6, 1, 2]
+    rows = {key: row for key, row, _, _ in put}
+    assert rows.keys() == {"u-0", *(key for group in groups[:4] for key in group.keys)}
+    for group in groups[:4]:
+        for key, row in zip(group.keys, group.rows, strict=True):
+            assert torch.equal(rows[key]["responses"], row["responses"]) and rows[key]["uid"] == row["uid"].data
+            assert rows[key].keys() == row.keys()
+
+    async def canceled_and_failing():
+        canceled = asyncio.create_task(writer.put(groups[4]))
+        await asyncio.sleep(0)
+        canceled.cancel()
+        results = await asyncio.gather(canceled, writer.put(groups[5]), return_exceptions=True)
+        return results, await asyncio.gather(writer.put(groups[6]), return_exceptions=True)
+
+    (canceled, written), (failed,) = loop.run_until_complete(canceled_and_failing())
+    assert isinstance(canceled, asyncio.CancelledError) and written is None and str(failed) == "gone"
+    assert {"u-4_0_0", "u-5_1_0"} <= {key for key, *_ in put}
 
 
 def test_rewards_are_shared_among_workers_where_a_group_is_large(loop, worker):

@@ -38,7 +38,7 @@ from verl.workers.config.sampler_choice import SEEDS
 from verl.workers.rollout.engines.vllm_server import LLMClientEngine
 from verl.workers.rollout.group_counts import GroupCounts
 from verl.workers.rollout.prompt_task import PromptTask
-from verl.workers.rollout.rows import queue_rows, reward_batch
+from verl.workers.rollout.rows import Entries, QueueWriter, queue_rows, reward_batch
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,9 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         seeds = OmegaConf.select(self.config, SEEDS, default=True)
         self.engine = LLMClientEngine(self.llm_client, self.tokenizer.decode, seeds)
         self.stopping = False
-        self.counts: defaultdict[str, GroupCounts] = defaultdict(GroupCounts)  # partition (`train` or `val`) -> counts
+        # by partition, `train` or `val`
+        self.counts: defaultdict[str, GroupCounts] = defaultdict(GroupCounts)
+        self.queue = {partition: QueueWriter(partition) for partition in ("train", "val")}
         self.session_errors: dict[str, Exception] = {}  # uid of a prompt -> first error
         self.lost_statuses = False
         self.has_tree = parts_of(self.config.actor_rollout_ref.rollout).tree is not None
@@ -109,11 +111,11 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
                 await super()._run_prompt(dict(task.row), sampling_params, trajectory, trace)
                 self.counts[partition].add(self.session_errors.pop(uid, None))
                 return
-            await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
+            await self.queue[partition].put(Entries([uid], [{"status": "running"}]))
             status = await self._group_status(task, sampling_params, trajectory["validate"])
             if status == "failure":
                 await self._drop_rows(uid, partition)
-            await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
+            await self.queue[partition].put(Entries([uid], [{"status": status}]))
         except BaseException as error:
             if self.stopping:
                 raise
@@ -200,11 +202,10 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             await self._put_group(outputs, prompt, validate)
 
     async def _put_group(self, outputs: list[TrajectoryOutput], prompt: dict, validate: bool) -> None:
-        """Score all trajectories together, then write their rows in one message."""
+        """Score all trajectories together, then write their rows."""
         if self.reward_loop_worker_handles is not None:
             await self._score_group(outputs, prompt)
-        keys, fields, tags = queue_rows(outputs, prompt)
-        await tq.async_kv_batch_put(keys=keys, fields=fields, tags=tags, partition_id="val" if validate else "train")
+        await self.queue["val" if validate else "train"].put(queue_rows(outputs, prompt))
 
     async def _score_group(self, outputs: list[TrajectoryOutput], prompt: dict) -> None:
         """Score the trajectories that have an answer, which come first; the others already have a reward."""

@@ -1,15 +1,18 @@
 """Converts a prompt's finished trajectories to batches for verl's reward loop and TransferQueue, a group at a time.
 
-Upstream (verl 0.9.1) handles each trajectory alone, with one call of a reward worker and four messages to the queue.
+Upstream (verl 0.9.1) handles each trajectory alone, with one call of a reward worker and several messages to the queue.
 The contents of rewards and rows are the same here.
 """
 
+import asyncio
 from array import array
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import transfer_queue as tq
 from tensordict import NonTensorData, TensorDict
 from torch.nn.utils.rnn import pad_sequence
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
@@ -54,10 +57,16 @@ def reward_batch(outputs: Sequence[AgentLoopOutput], prompt: dict[str, Any], fir
     return DataProto(batch=TensorDict(tensors, batch_size=n), non_tensor_batch=others)
 
 
-def queue_rows(
-    outputs: Sequence[AgentLoopOutput], prompt: dict[str, Any]
-) -> tuple[list[str], TensorDict, list[dict[str, Any]]]:
-    """Return keys, columns and tags of a group's text-only rows for TransferQueue; see `reward_batch` for arguments."""
+class Entries(NamedTuple):
+    """What is put into TransferQueue: one key and one tag each, and rows unless only tags change."""
+
+    keys: list[str]
+    tags: list[dict[str, Any]]
+    rows: list[dict[str, Any]] = []
+
+
+def queue_rows(outputs: Sequence[AgentLoopOutput], prompt: dict[str, Any]) -> Entries:
+    """Return a group's text-only rows for TransferQueue; see `reward_batch` for the arguments."""
     rows, tags = [], []
     # Non-tensor values are wrapped once here, because wrapping them in every row would take most of the time.
     prompt_columns = {
@@ -76,4 +85,42 @@ def queue_rows(
         versions = {name: row["extra_fields"].get(name) for name in ("min_global_steps", "max_global_steps")}
         tags.append({"status": "success", **lengths, "global_steps": prompt["global_steps"], **versions})
     keys = [f"{prompt['uid']}_{session}_0" for session in range(len(rows))]
-    return keys, list_of_dict_to_tensordict(rows), tags
+    return Entries(keys, tags, rows)
+
+
+class QueueWriter:
+    """Writes to one partition of TransferQueue. What is put during a write goes out together in the next one: a write
+    takes five messages, and the prompts of a step begin and end close to each other."""
+
+    def __init__(self, partition: str):
+        self.partition = partition
+        self.waiting: list[tuple[Entries, asyncio.Future]] = []
+        self.writing: asyncio.Task | None = None
+
+    async def put(self, entries: Entries) -> None:
+        """Return once the entries are written. If this call is canceled, it ends only then."""
+        done = asyncio.get_running_loop().create_future()
+        self.waiting.append((entries, done))
+        if self.writing is None or self.writing.done():
+            self.writing = asyncio.create_task(self._write())
+        try:
+            await asyncio.shield(done)
+        finally:
+            await asyncio.wait({done})
+
+    async def _write(self) -> None:
+        while self.waiting:
+            puts, self.waiting = self.waiting, []
+            by_columns = defaultdict(list)  # only rows with the same columns fit into one write
+            for entries, _ in puts:
+                by_columns[frozenset(entries.rows[0]) if entries.rows else None].append(entries)
+            error: BaseException | None = None
+            try:
+                for together in by_columns.values():
+                    keys, tags, rows = ([each for entries in together for each in entries[i]] for i in range(3))
+                    fields = list_of_dict_to_tensordict(rows) if rows else None
+                    await tq.async_kv_batch_put(keys=keys, partition_id=self.partition, fields=fields, tags=tags)
+            except BaseException as raised:
+                error = raised
+            for _, done in puts:
+                done.set_result(None) if error is None else done.set_exception(error)
