@@ -11,8 +11,6 @@ from urllib.parse import urlsplit
 from omegaconf import DictConfig
 
 from verl.trainer.checks.resources.cluster import joins_running_cluster
-from verl.trainer.ppo.group_table import GroupTableKeys
-from verl.workers.config.keys import read_keys
 
 # Names of trackers whose packages have another name.
 PACKAGES = {"vemlp_wandb": "volcengine_ml_platform"}
@@ -72,7 +70,7 @@ SERVICES = {
 
 def check_trackers(config: DictConfig) -> None:
     """Check that each tracker and its package exist, that the user has its key and its server answers (not in a cluster
-    that already runs, where another machine may open it), and the keys of the table of prompt groups."""
+    that already runs, where another machine may open it)."""
     from verl.utils.tracking import Tracking
 
     trainer = config.trainer
@@ -87,4 +85,3 @@ def check_trackers(config: DictConfig) -> None:
             )
         if name in SERVICES and not joins_running_cluster(config):
             SERVICES[name].check(name)
-    read_keys(GroupTableKeys, trainer.get("group_table"), "trainer.group_table")
