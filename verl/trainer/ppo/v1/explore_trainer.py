@@ -31,7 +31,6 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl.trainer.ppo.credit.node_values import credit_metrics
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, Nodes, batch_nodes
-from verl.trainer.ppo.group_diversity import MAX_PAIRS
 from verl.trainer.ppo.v1.batch_rows import (
     ORDER,
     PROBLEM,
@@ -242,8 +241,7 @@ class ExploreMixin(WatchedRun):
             real = rows.real
             metrics.update(credit.metrics(rows.rewards[real], rows.response_mask[real], rows.index[real], norm))
         shown = self.config.trainer.get("tree_prompts", 8)
-        pairs = self.config.trainer.get("diversity_pairs", MAX_PAIRS)
-        metrics.update(diversity_metrics(rows, rows.groups[:shown], pairs))
+        metrics.update(diversity_metrics(rows, rows.groups[:shown]))
         for component in self.components:
             component.after_advantage(rows, metrics)
         # Whether a rollout kept its tree depends on the step in which it began, which may be earlier than this step.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from verl.trainer.ppo.credit.nodes import Nodes
-from verl.trainer.ppo.group_diversity import MAX_PAIRS, group_diversity
+from verl.trainer.ppo.group_diversity import group_diversity
 from verl.trainer.ppo.v1.batch_rows import BatchRows, Group
 from verl.utils.atomic_files import replacing
 from verl.utils.piece_texts import piece_texts
@@ -45,8 +45,8 @@ def broken_tools(rows: BatchRows) -> dict[str, str]:
     return {tool: said.get(tool, "") for tool, number in faults.items() if number and not answers[tool]}
 
 
-def diversity_metrics(rows: BatchRows, groups: Sequence[Group], max_pairs: int = MAX_PAIRS) -> dict[str, float]:
-    """Return the means of `group_diversity` over these groups' answers; it compares at most `max_pairs` pairs each."""
+def diversity_metrics(rows: BatchRows, groups: Sequence[Group]) -> dict[str, float]:
+    """Return the means of `group_diversity` over these groups' answers."""
     values = defaultdict(list)
     rows.column("responses", [row for group in groups for row in group.rows])  # one request for all
     for group in groups:
@@ -54,7 +54,7 @@ def diversity_metrics(rows: BatchRows, groups: Sequence[Group], max_pairs: int =
         extras = rows.column("extra_fields", rows.answers(group))
         answers = [(extra.get("reward_extra_info") or {}).get("pred") for extra in extras]
         parsed = None if all(answer is None for answer in answers) else answers
-        for name, value in group_diversity(responses, parsed, max_pairs).items():
+        for name, value in group_diversity(responses, parsed).items():
             values[f"diversity/{name}"].append(value)
     return {name: float(np.mean(numbers)) for name, numbers in values.items()}
 
