@@ -1,15 +1,13 @@
 """Time, memory and error against float64 of this project's tensor computations on a GPU, at real sizes.
 
-    python -m benchmarks.gpu_kernels                           # a machine with one GPU; needs torch and Triton
+    python -m benchmarks.gpu_kernels                           # a machine with one GPU; needs torch only
     python -m benchmarks.gpu_kernels --device cpu --small      # seconds, anywhere: does it run at all?
 
-The first case of each block is the baseline. On a CPU the Triton kernel runs with TRITON_INTERPRET=1 only.
-Prints a page in Markdown and writes no file.
+The first case of each block is the baseline. Prints a page in Markdown and writes no file.
 """
 
 import gc
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +19,6 @@ import torch
 
 from benchmarks.report import parser_of, report_text, with_range
 from vllm_patches.entropy_temperature import compute_entropy_based_temperature, entropy_of_logits
-from vllm_patches.tempered_requests import SETTINGS
 
 WARM_UP = 2
 HEADER = ("what", "case", "ms: median (least to most)", "times the baseline", "peak MiB", "error")
@@ -123,31 +120,22 @@ def entropy_rows(sizes: Sizes, device: torch.device, repeats: int) -> Iterator[t
 
 
 def temperature_rows(rows: int, sizes: Sizes, device: torch.device, repeats: int) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of ways to divide (rows, vocabulary) logits by HAPO's temperature in place, after a softmax's."""
+    """Yield the rows of a softmax of (rows, vocabulary) logits, and of dividing them by HAPO's temperature in place."""
     logits = random_logits(rows, sizes.vocabulary, device, torch.float32)
     some = slice(None, None, max(rows // 64, 1))
     wide = logits[some].double()
     exact, highest = exact_temperature(wide), wide.abs().argmax(-1, keepdim=True)
-    slots, ones = torch.arange(rows, dtype=torch.int32, device=device), torch.ones(rows, device=device)
-    settings = torch.tensor([HAPO[name] for name in SETTINGS], device=device).repeat(rows, 1)
 
-    def by_torch(values: torch.Tensor) -> torch.Tensor:
+    def divide(values: torch.Tensor) -> torch.Tensor:
         return values.div_(compute_entropy_based_temperature(values, **HAPO).unsqueeze(-1))
-
-    def by_kernel(values: torch.Tensor) -> torch.Tensor:
-        from vllm_patches.tempering_kernel import divide_by_temperature
-
-        divide_by_temperature(values, slots, ones, settings)
-        return values
 
     def error(divided: torch.Tensor) -> float:
         return largest_difference((wide / divided[some].double()).gather(1, highest).squeeze(1), exact)
 
-    ways = {"adaptive temperature, torch": by_torch}
-    if device.type == "cuda" or os.environ.get("TRITON_INTERPRET"):
-        ways["adaptive temperature, Triton kernel"] = by_kernel
-    cases = [Case("softmax", lambda: logits.softmax(-1), lambda p: largest_difference(p[some], wide.softmax(-1)))]
-    cases += [Case(name, partial(way, logits.clone()), error) for name, way in ways.items()]
+    cases = [
+        Case("softmax", lambda: logits.softmax(-1), lambda p: largest_difference(p[some], wide.softmax(-1))),
+        Case("adaptive temperature", partial(divide, logits.clone()), error),
+    ]
     return measure(f"HAPO's decode step, {rows:,} x {sizes.vocabulary:,} float32", cases, device, repeats)
 
 

@@ -72,7 +72,7 @@ PATCHES = (
     ("transfer_queue.controller", "named_exits", "report_exits"),
     ("transfer_queue.storage.simple_storage", "named_exits", "report_exits"),
     ("verl.utils.tracking", "full_disk", "go_on_without_metrics"),
-    ("verl.utils.tracking", "tracked_runs", "keep_runs_whole"),
+    ("verl.utils.tracking", "hidden_secrets", "hide_secrets"),
     ("verl.trainer.ppo.v1.replay_buffer", "exact_spread", "find_equal_rewards"),
     ("verl.utils.checkpoint.checkpoint_handler", "epoch_ends", "begin_epochs_after_checkpoints"),
     ("verl.utils.fsdp_utils", "parameter_copies", "save_copies"),

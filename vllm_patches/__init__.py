@@ -13,11 +13,7 @@ __all__ = ["cpu_version_name", "register"]
 
 
 def register() -> None:
-    """Apply the patches for HAPO's requests, and if VERL_PLATFORM=cpu those for the CPU."""
-    from vllm_patches import tempered_requests, v2_adaptive_temperature
-
-    tempered_requests.refuse_wrong_requests()
-    v2_adaptive_temperature.temper_v2_sampler()
+    """Apply the patches for the CPU if VERL_PLATFORM=cpu."""
     if os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":
         return
     from vllm_patches import cpu_adapter_names, cpu_seeded_requests, cpu_weight_reload

@@ -4,9 +4,10 @@ A request opts in through `SamplingParams.extra_args` (`vllm_patches/tempered_re
 H is the entropy of the raw logits, h its normalized value under the request's statistics, and the token is sampled at
 T' = T (1 + temperature_tau h). All other requests, and greedy ones, are left unchanged.
 
-This module patches nothing in vLLM. vLLM's newer model runner (V2) takes no logits processors and does the same in its
-sampler (`vllm_patches/v2_adaptive_temperature.py`), so a run's config names this processor only for an engine with the
-V1 runner (`verl/workers/config/sampler_choice.py`).
+This module patches nothing in vLLM; a run's config names the processor (`verl/workers/config/sampler_choice.py`). It
+relies on vLLM 0.24 and 0.30 falling back to their V1 model runner for an engine that names a logits processor
+(`VllmConfig._get_v2_model_runner_unsupported_features`), and on `SamplingParams.verify`, which lets each named
+processor check a request.
 """
 
 import torch

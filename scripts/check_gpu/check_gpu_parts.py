@@ -29,10 +29,10 @@ LATR = (
 TOOLS = "actor_rollout_ref.rollout.tools.tool_instances.search.params.corpus=$DATA_DIR/corpus.jsonl"
 AGENT = f"MAX_PROMPT_LENGTH=128 MAX_RESPONSE_LENGTH=256 bash recipe/common/run_math.sh task=search_task {STEPS} {TOOLS}"
 ARPO = f"CONFIG_DIR=recipe/arpo/config METHOD=arpo {AGENT}"
-# What vLLM's two model runners do in different code, tried together: temperature, seeds, LoRA, scores of answers. vLLM
-# 0.24 takes V1 for Qwen2, the base model, and V2 for Qwen3.
+# What vLLM's two model runners do in different code, tried together: seeds, LoRA, scores of answers; V1 also has HAPO's
+# temperature. vLLM 0.24 takes V1 for Qwen2, the base model, and V2 for Qwen3.
 V1, V2 = "MODEL_PATH=$BASE_MODEL", "MODEL_PATH=$QWEN3"
-FEATURES = "sampler=tempered +actor_rollout_ref.rollout.custom.request_seeds=true credit=igpo update=tree"
+FEATURES = "+actor_rollout_ref.rollout.custom.request_seeds=true credit=igpo update=tree"
 TWO_GPUS, ON_TWO = "N_GPUS_PER_NODE=2 TENSOR_PARALLEL=2", f"{ARPO} trainer.n_gpus_per_node=2"
 SFT = "data.train_batch_size=32 $SFT_SETTINGS"
 
@@ -88,7 +88,7 @@ PARTS = (
     ),
     Part("arpo", 240, ARPO, task="search_task"),
     Part("aepo", 240, f"CONFIG_DIR=recipe/arpo/config METHOD=aepo {AGENT}", task="search_task"),
-    Part("runner_v1", 240, f"LORA_RANK=8 {V1} {ARPO} {FEATURES}", task="search_task"),
+    Part("runner_v1", 240, f"LORA_RANK=8 {V1} {ARPO} {FEATURES} sampler=tempered", task="search_task"),
     Part("runner_v2", 240, f"LORA_RANK=8 {V2} {ARPO} {FEATURES}", task="search_task"),
     # shards and Ulysses; then shards and the prefix tree
     Part("two_gpus_v1", 240, f"{TWO_GPUS} {V1} SEQUENCE_PARALLEL=2 {ON_TWO}", task="search_task", gpus=2),

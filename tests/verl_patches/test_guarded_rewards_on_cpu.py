@@ -19,12 +19,11 @@ from math import inf, nan
 REWARD = {reward}
 
 def now(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    return sys.exit(2) if ground_truth == "exit" else REWARD if ground_truth == "faulty" else {fine}
+    return sys.exit(2) if ground_truth == "exit" else REWARD if ground_truth == "faulty" else 1
 
 async def later(**kwargs):
     return now(**kwargs)
 """
-OVERLONG = {"enable": True, "len": 4, "penalty_factor": 1.0, "log": True}
 MANAGER = {"path": "pkg://verl.experimental.reward_loop.reward_manager.length_aware"}
 
 
@@ -36,16 +35,12 @@ def score(tmp_path):
     make_tokenizer().save_pretrained(tmp_path)
     workers = {}
 
-    def compute(truth: str, name: str, reward: str = "1", fine=1, raises: str | None = None):
-        if raises:
-            with pytest.raises(ValueError, match=raises):
-                return compute(truth, name, reward, fine)
-            return True
+    def compute(truth: str, name: str, reward: str = "1"):
         if not workers:
-            (tmp_path / "rewards.py").write_text(REWARDS.format(reward=reward, fine=fine))
+            (tmp_path / "rewards.py").write_text(REWARDS.format(reward=reward))
             function = {"path": str(tmp_path / "rewards.py"), "name": name, "reward_kwargs": {}}
             manager = {"source": "importlib", "name": "LengthAwareRewardManager", "module": MANAGER}
-            kwargs = {"max_resp_len": 8, "overlong_buffer_cfg": OVERLONG}
+            kwargs = {"max_resp_len": 8, "overlong_buffer_cfg": None}
             settings = {"custom_reward_function": function, "reward_manager": manager, "reward_kwargs": kwargs}
             reward_config = settings | {"reward_model": {"enable": False}, "sandbox_fusion": {"url": None}}
             model = {"tokenizer_path": None, "path": str(tmp_path)}
@@ -61,14 +56,6 @@ def score(tmp_path):
     loop.close()
 
 
-@pytest.fixture
-def reports(monkeypatch) -> list[str]:
-    """The faults that would end the run."""
-    texts: list[str] = []
-    monkeypatch.setattr(guarded_rewards, "report_fault", texts.append)
-    return texts
-
-
 @pytest.mark.parametrize("name", ["now", "later"])
 def test_an_exit_is_an_error_and_the_worker_goes_on(score, name):
     with pytest.raises(RuntimeError, match="the reward function raised SystemExit"):
@@ -77,7 +64,7 @@ def test_an_exit_is_an_error_and_the_worker_goes_on(score, name):
 
 
 @pytest.mark.parametrize("name", ["now", "later"])
-@pytest.mark.parametrize("reward", ["nan", "inf", "None", "'1.0'", "{'score': nan, 'acc': 1}", "{'acc': 1}"])
+@pytest.mark.parametrize("reward", ["nan", "inf", "None", "'1.0'", "{'score': nan, 'acc': 1}"])
 def test_a_reward_that_is_no_finite_number_is_named(score, name, reward):
     value = eval(reward, {"nan": float("nan"), "inf": float("inf")})
     value = value.get("score") if isinstance(value, dict) else value
@@ -92,20 +79,9 @@ def test_a_dictionary_is_a_reward(score):
 
 
 @pytest.mark.parametrize("acc", ["nan", "None", "'yes'", "[1]"])
-def test_an_accuracy_that_is_no_number_ends_the_run(score, reports, acc):
-    assert score("faulty", "now", f"{{'score': 0.5, 'acc': {acc}}}", raises="the reward function's acc is .*, expected")
+def test_an_accuracy_that_is_no_number_ends_the_run(score, monkeypatch, acc):
+    reports: list[str] = []
+    monkeypatch.setattr(guarded_rewards, "report_fault", reports.append)
+    with pytest.raises(ValueError, match="the reward function's acc is .*, expected"):
+        score("faulty", "now", f"{{'score': 0.5, 'acc': {acc}}}")
     assert len(reports) == 1 and "expected a finite number" in reports[0]
-
-
-@pytest.mark.parametrize(
-    ("reward", "expected"),
-    [
-        ("{'score': 1.0, 'acc': True, 'length': 'long'}", "length is 3 for one response and 'long' for another"),
-        ("{'score': 1.0, 'acc': 1.0, 'form': 2}", "form is 'boxed' for one response and 2 for another"),
-        ("{'score': 1.0, 'acc': 0, 'form': None, 'length': 2.5, 'more': nan}", None),
-    ],
-)
-def test_a_value_of_several_kinds_ends_the_run(score, reports, reward, expected):
-    assert score("fine", "now", reward, fine={"score": 1.0, "acc": 1, "length": 3, "form": "boxed"}) == 1.0
-    score("faulty", "now", raises=expected)
-    assert [expected in report for report in reports] == [True] * bool(expected)

@@ -16,6 +16,7 @@ RELIED_ON = [
 ]
 RELOAD, SEEDS = "vllm_patches/cpu_weight_reload.py", "vllm_patches/cpu_seeded_requests.py"
 ADAPTER, TEXT = "vllm_patches/cpu_adapter_names.py", "vllm_patches/top_logprobs_without_text.py"
+TEMPERATURE, CHOICE = "vllm_patches/v1_adaptive_temperature.py", "VllmConfig._get_v2_model_runner_unsupported_features"
 LAYERS, SAMPLER = "vllm.model_executor.layers", "vllm.v1.sample.ops.topk_topp_sampler"
 LINES = [
     ("verl_patches/engine_deaths.py", "vllm.v1.engine.utils", "CoreEngineProcManager", 'else "EngineCore"'),
@@ -25,6 +26,10 @@ LINES = [
     (SEEDS, SAMPLER, "TopKTopPSampler.forward_cpu", "generators: dict[int, torch.Generator]"),
     (ADAPTER, "vllm.model_executor.models.utils", "WeightsMapper.get_rename_mapper", "orig_to_new_stacked={}"),
     (ADAPTER, "verl.utils.vllm.utils", "VLLMHijack.hijack", "hf_to_vllm_mapper.get_unstacked_mapper()"),
+    (TEMPERATURE, "vllm.config.vllm", CHOICE, "model_config.logits_processors or has_logitsproc_plugins"),
+    (TEMPERATURE, "vllm.config.vllm", CHOICE, 'append("custom logits processors")'),
+    (TEMPERATURE, "vllm.config.vllm", "VllmConfig.use_v2_model_runner", f"self.{CHOICE.partition('.')[2]}()"),
+    (TEMPERATURE, "vllm.sampling_params", "SamplingParams.verify", "self._validate_logits_processors(model_config)"),
     (TEXT, "vllm.v1.engine.logprobs", "LogprobsProcessor.from_new_request", "tokenizer"),
     *((TEXT, "vllm.logprobs", "FlatLogprobs", f"{name}: list[") for name in ("start_indices", "end_indices")),
     *((TEXT, "vllm.logprobs", "FlatLogprobs", f"{name}: list[") for name in ("token_ids", "logprobs")),

@@ -10,11 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from recipe.common.tiny_model import make_tokenizer
 from tests.trainer.ppo.toy_step import ACTOR, MemoryQueue, trainer_of
 from verl.trainer.ppo.v1 import replay_buffer, watched_run
 from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
@@ -295,37 +293,9 @@ def test_a_run_whose_gradients_are_all_0_does_not_end_well(made, monkeypatch, ba
             made.fit(made.agent_loop_manager)
 
 
-BOXED = """
-def score(data_source, solution_str, ground_truth, extra_info=None):
-    return float(f"boxed{{{ground_truth}}}" in solution_str)
-"""
-
-
-@pytest.fixture
-def rewarded(made, monkeypatch, tmp_path):
-    """A trainer with a reward that reads `\\boxed`, on upstream's real worker, and a function that adds a row."""
-    tokenizer, queue = make_tokenizer(), MemoryQueue(monkeypatch)
-    tokenizer.save_pretrained(tmp_path)
-    (tmp_path / "boxed.py").write_text(BOXED)
-    made.config.reward.custom_reward_function.update({"path": str(tmp_path / "boxed.py"), "name": "score"})
-    made.config.actor_rollout_ref.model.path, made.config.data.max_response_length = str(tmp_path), 12
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    worker = RewardLoopWorker(made.config)
-    now = SimpleNamespace(remote=lambda data: loop.run_until_complete(worker.compute_score_batch(data)))
-    monkeypatch.setattr("ray.get", lambda result, timeout=None: result)
-    made.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[SimpleNamespace(compute_score_batch=now)])
-    made.tokenizer = tokenizer
-    monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", lambda self, batch, metrics: batch)
-
-    def add(prompt: str, response: list[int], reward: float = 0.0):
-        fields = {"data_source": "mine", "reward_model": {"ground_truth": "42"}, "extra_info": {}, "raw_prompt": []}
-        fields |= {"prompts": tokenizer.encode(prompt), "responses": response, "advantages": [0.0] * len(response)}
-        queue.add(f"p_{len(queue.rows)}_0", reward, [1] * len(response), **fields)
-
-    yield made, queue, add
-    asyncio.set_event_loop(None)
-    loop.close()
+def rewarded(queue, *rewards: float) -> None:
+    for i, reward in enumerate(rewards):
+        queue.add(f"p_{i}_0", reward, [1], prompts=[3], responses=[4], advantages=[0.0])
 
 
 def warned(made, queue, capsys) -> str:
@@ -336,35 +306,34 @@ def warned(made, queue, capsys) -> str:
     return capsys.readouterr().err
 
 
-def test_equal_rewards_from_the_start_are_warned_of_once_with_the_reason(rewarded, capsys):
-    made, queue, add = rewarded
-    for n in (2, 3):
-        add("6 * 7? End with Answer: and the number.", made.tokenizer.encode("Answer: 42")[-n:])
+@pytest.fixture
+def queue(monkeypatch):
+    monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", lambda self, batch, metrics: batch)
+    return MemoryQueue(monkeypatch)
+
+
+def test_equal_rewards_from_the_start_are_warned_of_once(made, queue, capsys):
+    rewarded(queue, -1.0, -1.0)
     text = warned(made, queue, capsys)
-    assert text.count("warning: step 1: all rewards of the first 3 batches are equal, the last are 0") == 1
-    assert "the prompt asks for 'Answer: …'; the reward is higher for the reference answer in '\\boxed{…}'; " in text
+    assert text.count("warning: step 1: all rewards of the first 3 batches are equal, the last are -1: compare") == 1
 
 
-@pytest.mark.parametrize(
-    ("response", "reason"),
-    [([1], "all responses are empty"), ([5] * 12, "cut at data.max_response_length=12: raise it")],
-)
-def test_responses_without_content_are_the_reason(rewarded, capsys, response, reason):
-    made, queue, add = rewarded
-    for _ in range(2):
-        add("6 * 7?", response, reward=-1.0)
-    text = warned(made, queue, capsys)
-    assert "the last are -1. Likely reason: " in text and reason in text
-
-
-def test_rewards_that_have_varied_are_not_warned_of(rewarded, capsys):
-    made, queue, add = rewarded
-    add("6 * 7?", [5, 6], reward=1.0)
-    add("6 * 7?", [5, 6])
+def test_rewards_that_have_varied_are_not_warned_of(made, queue, capsys):
+    rewarded(queue, 1.0, 0.0)
     made._compute_advantage(queue.batch(), metrics := {})
     assert metrics["training/batches_with_equal_rewards"] == 0
     queue.rows["p_0_0"]["rm_scores"][-1] = 0.0
     assert not warned(made, queue, capsys)
+
+
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_a_tracker_that_cannot_be_closed_changes_nothing(made, caplog, exit_code):
+    def finish(code):
+        raise OSError(f"no server for {code}")
+
+    made.logger = SimpleNamespace(finish=finish)
+    made._close_trackers(exit_code)
+    assert f"a tracker of trainer.logger could not be closed: OSError: no server for {exit_code}" in caplog.text
 
 
 def test_a_checkpoint_that_cannot_be_written_says_why(made, monkeypatch, tmp_path):

@@ -13,7 +13,6 @@ from verl.trainer.checks.resources.cluster import joins_running_cluster
 from verl.utils.atomic_files import replacing
 from verl.utils.fault_reports import RunError
 from verl.utils.folder_lock import hold_folder
-from verl.workers.config.sampler_choice import RUNNER
 from verl.workers.config.schedule import SAVED_ROWS, schedule_of
 
 # Keys that define a run's method; a run that resumes must have the same values.
@@ -23,7 +22,6 @@ METHOD = (
     *(f"actor_rollout_ref.model.{key}" for key in ("target_modules", "exclude_modules")),
     "actor_rollout_ref.rollout.tree",
     "actor_rollout_ref.rollout.environment",
-    RUNNER,
     "algorithm.adv_estimator",
     "data.sampler.band",
     "actor_rollout_ref.actor.policy_loss.loss_mode",

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.checks.model.lora import settle_lora
-from verl.trainer.checks.model.settings import fetch_model_json, fill_max_model_len, model_json
+from verl.trainer.checks.model.settings import fill_max_model_len
 from verl.trainer.checks.values import check_values
 from verl.utils.moved import present_name
 from verl.utils.parts import loss_of_switch, tree_of_rollout_mode, tree_of_rollout_name
 from verl.workers.config.explore import parts_of
-from verl.workers.config.sampler_choice import FORCED, bound_scores, choose_sampler, choose_seeds, takes_v2_runner
+from verl.workers.config.sampler_choice import bound_scores, choose_sampler, choose_seeds
 from verl.workers.config.schedule import settle_schedule
 
 REQUIRED_KEYS = ("trainer.experiment_name", "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.name")
@@ -97,24 +97,6 @@ def _absolute(path):
     return path if path is None else [_absolute(single) for single in path]
 
 
-def settle_sampler(config: DictConfig) -> None:
-    """Choose how vLLM samples at an adaptive temperature, whether requests have seeds, and how it scores."""
-    path = config.actor_rollout_ref.model.path
-    model = model_json(path)
-    if takes_v2_runner(config, model) is None:
-        model = fetch_model_json(path)
-        if model is None and config.actor_rollout_ref.rollout.get("adaptive_temperature"):
-            raise ValueError(
-                f"actor_rollout_ref.model.path={path}: its config.json cannot be downloaded, and rollout."
-                f"adaptive_temperature depends on it: bring it to this machine, or export {FORCED}=0 or 1"
-            )
-    if forced := os.environ.get(FORCED):  # the servers of other nodes read it, too
-        OmegaConf.update(config, f"ray_kwargs.ray_init.runtime_env.env_vars.{FORCED}", forced, force_add=True)
-    choose_sampler(config, model)
-    choose_seeds(config, model)
-    bound_scores(config, model)
-
-
 STEPS: tuple[Callable[[DictConfig], None], ...] = (
     check_required,
     make_absolute,
@@ -128,5 +110,7 @@ STEPS: tuple[Callable[[DictConfig], None], ...] = (
     settle_lora,
     fill_max_model_len,
     settle_epochs,
-    settle_sampler,
+    choose_sampler,
+    choose_seeds,
+    bound_scores,
 )

@@ -1,9 +1,6 @@
 """Checks the trackers of a run, which upstream opens only when the workers have started."""
 
 import os
-import socket
-import urllib.request
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,72 +8,20 @@ from urllib.parse import urlsplit
 from omegaconf import DictConfig
 
 from verl.trainer.checks.resources.cluster import joins_running_cluster
-from verl.trainer.ppo.group_table import GroupTableKeys
-from verl.workers.config.keys import read_keys
 
 # Names of trackers whose packages have another name.
 PACKAGES = {"vemlp_wandb": "volcengine_ml_platform"}
 WITHOUT_PACKAGE = ("console", "file")
-CONNECT_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class Service:
-    """A tracker's server."""
-
-    variable: str  # environment variable with the server's address
-    address: str = ""  # its default
-    key_file: str = ""  # file with the user's keys, of which one may stand in NAME_API_KEY; empty: there are none
-    offline: tuple[str, ...] = ()  # values of NAME_MODE that switch the tracker offline
-    settings: tuple[str, ...] = ()  # files of the user's with another address or mode: then nothing is checked
-
-    def check(self, name: str) -> None:
-        """Check that the user has a key and the server answers, unless the tracker is offline or behind a proxy."""
-        mode, key = f"{name.upper()}_MODE", f"{name.upper()}_API_KEY"
-        if os.environ.get(mode, "") in self.offline or any(Path(f).expanduser().exists() for f in self.settings):
-            return
-        url = urlsplit(os.environ.get(self.variable) or self.address)
-        instead = f"leave {name} out" + (f", or set {mode}={self.offline[0]}" if self.offline else "")
-        file = Path((self.key_file == "~/.netrc" and os.environ.get("NETRC")) or self.key_file).expanduser()
-        saved = file.read_text(errors="replace") if file.is_file() else ""
-        if self.key_file and not os.environ.get(key) and (url.hostname or "") not in saved:
-            raise ValueError(f"trainer.logger={name} has no key: set {key}, log in, or {instead}")
-        if not url.scheme.startswith("http") or not url.hostname or urllib.request.getproxies().get(url.scheme):
-            return
-        try:
-            port = url.port or {"http": 80, "https": 443}[url.scheme]
-            socket.create_connection((url.hostname, port), CONNECT_SECONDS).close()
-        except OSError as error:
-            raise ValueError(
-                f"trainer.logger={name}: {self.variable}={url.geturl()} does not answer ({error}): {instead}"
-            ) from error
-
-
-SERVICES = {
-    "wandb": Service(
-        "WANDB_BASE_URL",
-        "https://api.wandb.ai",
-        key_file="~/.netrc",
-        offline=("offline", "disabled", "dryrun"),
-        settings=("wandb/settings", "~/.config/wandb/settings"),
-    ),
-    "swanlab": Service(
-        "SWANLAB_API_HOST",
-        "https://api.swanlab.cn",
-        key_file="~/.swanlab/.netrc",
-        offline=("offline", "local", "disabled"),
-    ),
-    "mlflow": Service("MLFLOW_TRACKING_URI"),
-}
+WANDB_SETTINGS = ("wandb/settings", "~/.config/wandb/settings")  # `wandb offline` and `wandb login --host` write them
 
 
 def check_trackers(config: DictConfig) -> None:
-    """Check that each tracker and its package exist, that the user has its key and its server answers (not in a cluster
-    that already runs, where another machine may open it), and the keys of the table of prompt groups."""
+    """Check that each tracker and its package exist, and that wandb has a key (not in a cluster that already runs,
+    where another machine may open it)."""
     from verl.utils.tracking import Tracking
 
-    trainer = config.trainer
-    for name in [trainer.logger] if isinstance(trainer.logger, str) else trainer.logger:
+    loggers = config.trainer.logger
+    for name in [loggers] if isinstance(loggers, str) else loggers:
         if name not in Tracking.supported_backend:
             raise ValueError(f"trainer.logger has no tracker {name}; known: {', '.join(Tracking.supported_backend)}")
         package = PACKAGES.get(name, name)
@@ -85,6 +30,18 @@ def check_trackers(config: DictConfig) -> None:
             raise ValueError(
                 f"trainer.logger={name}: the package {package} is not installed; install it, or leave {name} out"
             )
-        if name in SERVICES and not joins_running_cluster(config):
-            SERVICES[name].check(name)
-    read_keys(GroupTableKeys, trainer.get("group_table"), "trainer.group_table")
+        if name == "wandb" and not joins_running_cluster(config):
+            check_wandb_key()
+
+
+def check_wandb_key() -> None:
+    """Check that wandb has a key, unless it is offline or has settings of the user's, which may hold anything."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE", "online") != "online":
+        return
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    netrc = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    has_login = netrc.is_file() and host in netrc.read_text(errors="replace")
+    if not has_login and not any(Path(file).expanduser().exists() for file in WANDB_SETTINGS):
+        raise ValueError(
+            "trainer.logger=wandb has no key: set WANDB_API_KEY, log in, leave wandb out, or set WANDB_MODE=offline"
+        )

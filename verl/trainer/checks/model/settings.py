@@ -3,7 +3,6 @@
 Upstream (verl 0.9.1) accepts the wrong settings, and a worker then fails or silently trains something else.
 """
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -43,15 +42,6 @@ def model_json(path: str) -> dict | None:
         return None
     config = json.loads((folder / "config.json").read_text())
     return config | config.get("text_config", {}) | {"architectures": config.get("architectures")}
-
-
-def fetch_model_json(path: str) -> dict | None:
-    """Download a hub model's config.json and return its content; None if that is not possible."""
-    from huggingface_hub import hf_hub_download
-
-    with contextlib.suppress(OSError, ValueError):  # no network, no such model, or no name on the hub
-        hf_hub_download(path, "config.json")
-    return model_json(path)
 
 
 def fill_max_model_len(config: DictConfig) -> None:

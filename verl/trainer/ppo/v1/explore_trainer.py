@@ -10,8 +10,8 @@ One step; additions are marked with *:
     update the actor            * the loss reads the token fields; components act before and after (`around_update`)
     save a checkpoint           * the components' states are saved
 
-`trainer.tree_freq`, `tree_prompts`, `diversity_pairs` and `group_table` say what is written and shown. If a rollout
-made no tree, the tree of its responses' common prefixes is used.
+`trainer.tree_freq` and `tree_prompts` say which trees are written. If a rollout made no tree, the tree of its
+responses' common prefixes is used.
 """
 
 import hashlib
@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
@@ -32,8 +31,6 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl.trainer.ppo.credit.node_values import credit_metrics
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, Nodes, batch_nodes
-from verl.trainer.ppo.group_diversity import MAX_PAIRS
-from verl.trainer.ppo.group_table import TRACKERS, GroupTableKeys, ShownGroup, show_groups
 from verl.trainer.ppo.v1.batch_rows import (
     ORDER,
     PROBLEM,
@@ -52,7 +49,6 @@ from verl.trainer.ppo.v1.tree_reports import (
     broken_tools,
     diversity_metrics,
     segment_advantages,
-    shown_group,
     tree_metrics,
     tree_of_group,
     tree_record,
@@ -63,7 +59,6 @@ from verl.trainer.ppo.v1.watched_run import WatchedRun
 from verl.utils import tensordict_utils as tu
 from verl.utils.parts import compares, computed_fields, credit_of, parts
 from verl.utils.token_fields import FIELDS, TokenField
-from verl.workers.config.keys import read_keys
 from verl.workers.config.prefix_tree import (
     SKIP_ZERO_ADVANTAGES,
     TRAINED_TOKEN_SHARE,
@@ -93,7 +88,6 @@ class ExploreMixin(WatchedRun):
         self.computed_fields = computed_fields(config)
         self.n_prompts = 0  # number of prompts submitted so far
         self.trees_written: Counter[int] = Counter()  # number of trees by step
-        self.shown_groups: list[ShownGroup] = []  # groups of this step that the trackers will show
         self.submitted: Counter[str] = Counter()  # times each problem was submitted in step `submitted_in`
         self.submitted_in = 0
         shorten_padding_rows()
@@ -247,8 +241,7 @@ class ExploreMixin(WatchedRun):
             real = rows.real
             metrics.update(credit.metrics(rows.rewards[real], rows.response_mask[real], rows.index[real], norm))
         shown = self.config.trainer.get("tree_prompts", 8)
-        pairs = self.config.trainer.get("diversity_pairs", MAX_PAIRS)
-        metrics.update(diversity_metrics(rows, rows.groups[:shown], pairs))
+        metrics.update(diversity_metrics(rows, rows.groups[:shown]))
         for component in self.components:
             component.after_advantage(rows, metrics)
         # Whether a rollout kept its tree depends on the step in which it began, which may be earlier than this step.
@@ -264,26 +257,6 @@ class ExploreMixin(WatchedRun):
             except OSError as error:  # such as a full disk
                 logger.warning(f"{file} was not written, and the run goes on: {error}")
             self.trees_written[self.global_steps] += len(kept)
-            self._show_in_trackers(rows, kept, records, first=before + 1)
-
-    def _show_in_trackers(self, rows: BatchRows, groups: Sequence[Group], records: Sequence[dict], first: int) -> None:
-        """Keep groups for the trackers, which get a step's groups at its end: a step may have several updates. The
-        groups' `records` are the lines of the trees file from the line `first` on."""
-        trainer = self.config.trainer
-        if not any(name in trainer.logger for name in TRACKERS):
-            return
-        keys = read_keys(GroupTableKeys, trainer.get("group_table"), "trainer.group_table")
-        page = Path(trainer.default_local_dir) / "trees.html"
-        for number, (group, record) in enumerate(zip(groups, records, strict=True), start=first):
-            if number <= keys.prompts:
-                self.shown_groups.append(shown_group(rows, group, record, number, keys, page, self.tokenizer))
-
-    def step(self, metrics: dict, timing_raw: dict):
-        batch = super().step(metrics, timing_raw)
-        if self.shown_groups:
-            show_groups(self.logger.logger, self.global_steps, self.shown_groups)
-            self.shown_groups = []
-        return batch
 
     def _tree_record(self, rows: BatchRows, group: Group, nodes: Nodes, advantages: list[float]) -> dict:
         tree, made_by_rollout = tree_of_group(rows, group)

@@ -1,4 +1,4 @@
-"""Reports on a batch's prompt groups and their trees: metrics, a file of trees for the viewer, tables for trackers."""
+"""Reports on a batch's prompt groups and their trees: metrics, and a file of trees for the viewer."""
 
 import json
 from collections import defaultdict
@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from verl.trainer.ppo.credit.nodes import Nodes
-from verl.trainer.ppo.group_diversity import MAX_PAIRS, group_diversity
-from verl.trainer.ppo.group_table import GroupTableKeys, ShownGroup, ShownResponse, shortened
+from verl.trainer.ppo.group_diversity import group_diversity
 from verl.trainer.ppo.v1.batch_rows import BatchRows, Group
 from verl.utils.atomic_files import replacing
 from verl.utils.piece_texts import piece_texts
@@ -46,8 +45,8 @@ def broken_tools(rows: BatchRows) -> dict[str, str]:
     return {tool: said.get(tool, "") for tool, number in faults.items() if number and not answers[tool]}
 
 
-def diversity_metrics(rows: BatchRows, groups: Sequence[Group], max_pairs: int = MAX_PAIRS) -> dict[str, float]:
-    """Return the means of `group_diversity` over these groups' answers; it compares at most `max_pairs` pairs each."""
+def diversity_metrics(rows: BatchRows, groups: Sequence[Group]) -> dict[str, float]:
+    """Return the means of `group_diversity` over these groups' answers."""
     values = defaultdict(list)
     rows.column("responses", [row for group in groups for row in group.rows])  # one request for all
     for group in groups:
@@ -55,7 +54,7 @@ def diversity_metrics(rows: BatchRows, groups: Sequence[Group], max_pairs: int =
         extras = rows.column("extra_fields", rows.answers(group))
         answers = [(extra.get("reward_extra_info") or {}).get("pred") for extra in extras]
         parsed = None if all(answer is None for answer in answers) else answers
-        for name, value in group_diversity(responses, parsed, max_pairs).items():
+        for name, value in group_diversity(responses, parsed).items():
             values[f"diversity/{name}"].append(value)
     return {name: float(np.mean(numbers)) for name, numbers in values.items()}
 
@@ -108,21 +107,6 @@ def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float |
         "update": update,
         "vocabulary": {str(token): vocabulary[token] for token in sorted(vocabulary)},
     }
-
-
-def shown_group(
-    rows: BatchRows, group: Group, tree: dict, number: int, keys: GroupTableKeys, page: Path, tokenizer
-) -> ShownGroup:
-    """Return a prompt group as the trackers show it: `tree` is line `number` (from 1) of the trees file, and `page` the
-    page that scripts/view_trees.py writes."""
-    advantages, mask = rows.tokens("advantages", 0.0), rows.response_mask
-    shown, first = [], group.rows[: keys.responses]
-    for i, (row, response) in enumerate(zip(first, rows.column("responses", first), strict=True)):
-        advantage = (advantages[row] * mask[row]).sum() / mask[row].sum().clamp(min=1)
-        text = tokenizer.decode(response.tolist())
-        address = f"{page}#step={tree['step']}&prompt={number}&leaf={i + 1}"
-        shown.append(ShownResponse(shortened(text, keys.characters), tree["rewards"][i], advantage.item(), address))
-    return ShownGroup(number, shortened(tree["prompt"], keys.characters), shown, tree)
 
 
 def trees_file(run_dir: str | Path, step: int) -> Path:

@@ -36,7 +36,7 @@ from verl.trainer.checkpoint_marker import (
 from verl.trainer.checks.resources.disk import check_shared_folder
 from verl.trainer.checks.run_dir import check_steps_left
 from verl.trainer.host_memory import HostMemoryWatch
-from verl.trainer.ppo.v1.batch_faults import not_finite, why_rewards_are_equal
+from verl.trainer.ppo.v1.batch_faults import not_finite
 from verl.trainer.ppo.v1.batch_rows import BatchRows, send_tensors_only, zero_equal_groups
 from verl.trainer.ppo.v1.row_order import correct_counts
 from verl.trainer.ppo.v1.trainer_state import loaded_folder
@@ -93,7 +93,7 @@ class WatchedRun:
     def __init__(self, config: DictConfig):
         config.trainer.v1.trainer_mode = self.upstream_mode
         self.updates = self.skipped_updates = self.idle_updates = self.equal_batches = 0
-        self.rewards_varied, self.why_equal = False, ""
+        self.rewards_varied, self.equal_rewards = False, ""
         self.rows: BatchRows | None = None  # of the batch whose advantages are computed next
         self.skipped_in_a_row: dict[str, int] = {}  # number of updates by role
         self.prompt_states: dict[str, int] = {}
@@ -346,11 +346,12 @@ class WatchedRun:
         self.rewards_varied |= len(rewards) > 1
         metrics["training/batches_with_equal_rewards"] = self.equal_batches
         if self.equal_batches == WARNED_BATCHES and not self.rewards_varied:
-            self.why_equal = (
-                f"all rewards of the first {WARNED_BATCHES} batches are equal, the last are {rewards.pop():g}. Likely "
-                f"reason: {why_rewards_are_equal(rows, self)}"
+            self.equal_rewards = (
+                f"all rewards of the first {WARNED_BATCHES} batches are equal, the last are {rewards.pop():g}: compare "
+                "the answers that the reward reads with those that prompts ask for, and response_length/… with "
+                "data.max_response_length"
             )
-            print(f"warning: step {self.global_steps}: {self.why_equal}", file=sys.stderr, flush=True)
+            print(f"warning: step {self.global_steps}: {self.equal_rewards}", file=sys.stderr, flush=True)
 
     def _compute_metrics(self, batch, metrics: dict, *args, **kwargs) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
@@ -381,7 +382,7 @@ class WatchedRun:
             )
         if self.updates == self.idle_updates + self.skipped_updates and self.updates >= IDLE_UPDATES:
             raise RunError(
-                f"all {self.updates} updates of this run had gradients of 0: nothing was learnt. {self.why_equal}"
+                f"all {self.updates} updates of this run had gradients of 0: nothing was learnt. {self.equal_rewards}"
             )
 
     def _close_trackers(self, exit_code: int) -> None:
