@@ -13,7 +13,7 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache
 
 from omegaconf import OmegaConf
 from stop_words import get_stop_words
@@ -27,7 +27,7 @@ from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.environment import Ends
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import MODEL, Segment
-from verl.workers.rollout.tree_builder import BranchPolicy, Path, Score, TreeBuilder
+from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder, token_text
 
 
 @cache
@@ -86,9 +86,9 @@ class Policy(BranchPolicy):
                 "most likely tokens after them, and branches open by raw probabilities"
             )
         check_log_probs(rollout, f"{SECTION}.max_n_branch_per_token", kt.max_n_branch_per_token)
-        return cls(kt, lru_cache(maxsize=None)(lambda token: tokenizer.decode([token])))
+        return cls(kt, token_text(tokenizer))
 
-    def for_task(self, task: PromptTask, score: Score | None) -> "Policy":
+    def for_task(self, task: PromptTask) -> "Policy":
         config = tightened(self.config, (task.settings.tree_record(Tightened) or Tightened()).steps)
         return Policy(config, self.text_of, task.step)
 

@@ -56,10 +56,6 @@ class OneResponse(BranchPolicy):
 
     ended: Ended | None = None
 
-    @classmethod
-    def from_config(cls, config, tokenizer=None) -> "OneResponse":
-        return cls()
-
     async def grow(self, builder: TreeBuilder, n: int) -> None:
         response = await builder.continue_to_end(Path(), random.Random(builder.seed).getrandbits(31))
         self.ended = response.ended

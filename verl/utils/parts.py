@@ -98,8 +98,6 @@ class Tree(Part):
     variant: Mapping[str, Any] = field(default_factory=dict)  # values by which it differs from the tree that it extends
     forks_at_results: bool = False  # forks after a tool's result, so that a diagnosis without tools leaves it out
     reads_rewards: bool = False  # reads rewards of trajectories while it grows
-    # the `key=value` of a run's config by which it reads reference answers' likelihoods while it grows; empty if none
-    reads_answers: Callable[[DictConfig], str] = lambda config: ""
     # whether the trainer changes the sampling temperature between steps
     changes_temperature: Callable[[DictConfig], bool] = lambda config: False
     learns: bool = False  # a trainer component learns a model that it needs
