@@ -156,8 +156,6 @@ class Credit(Part):
     keys: type | None = None
     needs: tuple[TokenField, ...] = ()  # token fields that it reads, which only this project's trainer sends
     reward_fields: tuple[RewardField, ...] = ()  # numbers of the reward function that it reads beside the rewards
-    # (rewards, mask, index, norm), which are the estimator's arguments -> metrics of a step
-    metrics: Callable[..., dict[str, float]] | None = None
 
     def read(self, algorithm: Any) -> Any:
         """Return the settings in a run's section `algorithm`, which may be None; None for a credit without settings."""
