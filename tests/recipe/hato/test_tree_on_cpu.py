@@ -12,7 +12,7 @@ from recipe.hato.keys import ExplorationConfig, HATOConfig, TreeConfig, Uncertai
 from recipe.hato.local_reward import heuristic
 from recipe.hato.search import NodeBudget
 from recipe.hato.tree import Policy
-from recipe.hato.value_model import FEATURES, SearchState, value_model_of
+from recipe.hato.value_model import FEATURES, SearchState, pack, value_model_of
 from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine, Letters
 from verl.workers.rollout import tree_builder as builder
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
@@ -99,6 +99,16 @@ def test_a_shared_budget_and_entropies_that_are_not_asked_for(model):
     assert tree.metrics["nodes_kept"] <= 3
     assert all(request.n_entropy == 0 for request in engine.asked)
     assert {segment.info.notes["entropy"] for segment in tree.segments} == {0.0}
+
+
+def test_a_late_prompts_value_model_is_not_loaded_over_a_newer_one():
+    policy, taught = Policy(config_of(), value_model_of(config_of(), 0), heuristic), value_model_of(config_of(), 1)
+    probe = [[0.5] * len(FEATURES)]
+    taught.observe(probe * 64, [1.0] * 64)
+    for learnt, model in ((2, taught), (1, value_model_of(config_of(), 1))):
+        state = SearchState(learnt, 0.9, pack(model.state_dict()))
+        policy.for_task(PromptTask({}, settings=PromptSettings(tree=(state,))))
+        assert policy.value_model.predict(probe)[0] == taught.predict(probe)[0]
 
 
 def test_greedy_siblings_are_one_step_and_get_one_local_reward(model):
