@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from recipe.latr.keys import KTConfig
-from verl.workers.rollout.engines.interface import TokenLogprob
 
+TokenLogprob = tuple[int, float]  # token, log-probability
 MATH_SYMBOLS = frozenset("+-*/\\<>=()[]{}_^&%$0123456789")
 PUNCTUATION = frozenset(".,;:!?\"'")
 
