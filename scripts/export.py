@@ -1,4 +1,4 @@
-"""Writes a checkpoint of a run, or its LoRA alone, as a Hugging Face folder with a model card; see scripts/export.sh.
+"""Writes a checkpoint of a run as a Hugging Face folder with a model card; see scripts/export.sh.
 
     python scripts/export.py outputs/hapo_seed0 40 outputs/exported
 
@@ -24,13 +24,7 @@ from recipe.common.reporting.model_card import (  # noqa: E402
     shared_config,
 )
 from recipe.common.reporting.run_metrics import load_metrics  # noqa: E402
-from verl.evaluation.model.checkpoint import (  # noqa: E402  # noqa: E402
-    checkpoint_step,  # noqa: E402
-    has_lora,
-    lora_settings,
-    write_adapter,
-    write_model_folder,
-)
+from verl.evaluation.model.checkpoint import checkpoint_step, has_lora, lora_settings, write_model_folder  # noqa: E402
 from verl.trainer.checkpoint_marker import checkpoints, saved_config, saved_versions  # noqa: E402
 from verl.utils.atomic_files import new_folder  # noqa: E402
 
@@ -51,16 +45,16 @@ def measurements(run: Path, step: int) -> Results:
     return results
 
 
-def export(run: Path, step: int | None, folder: Path, adapter: bool = False) -> None:
-    """Write a run's checkpoint (None: the last complete one), or with `adapter` its LoRA factors alone, and its card to
-    `folder`, which appears only when it is complete."""
+def export(run: Path, step: int | None, folder: Path) -> None:
+    """Write a run's checkpoint (None: the last complete one) and its card to `folder`, which appears only when it is
+    complete."""
     if folder.exists():
         raise FileExistsError(f"{folder} exists: choose another folder, or remove it")
     step = checkpoint_step(run, step)
     checkpoint = checkpoints(run)[step]
     actor, config = checkpoint / "actor", saved_config(checkpoint)
     with new_folder(folder) as unfinished:
-        dtype = (write_adapter if adapter else write_model_folder)(actor, unfinished)
+        dtype = write_model_folder(actor, unfinished)
         facts = CheckpointFacts(
             run=run.name,
             step=step,
@@ -68,7 +62,6 @@ def export(run: Path, step: int | None, folder: Path, adapter: bool = False) -> 
             versions=saved_versions(checkpoint),
             dtype=str(dtype).removeprefix("torch."),
             lora=lora_settings(actor) if has_lora(actor) else None,
-            is_adapter=adapter,
             results=measurements(run, step),
         )
         (unfinished / CARD_FILE).write_text(model_card(facts), encoding="utf-8")
@@ -81,11 +74,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help="run folder, or its name under outputs/")
     parser.add_argument("step", metavar="STEP", type=int, nargs="?", help="default: the last complete checkpoint")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="new folder")
-    parser.add_argument("--adapter", action="store_true", help="write the factors of LoRA alone, in PEFT's format")
     options = parser.parse_args(arguments)
     run = options.run if options.run.is_dir() else Path("outputs") / options.run
     try:
-        export(run.resolve(), options.step, options.folder, options.adapter)
+        export(run.resolve(), options.step, options.folder)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
     print(options.folder)

@@ -67,10 +67,7 @@ def compact(tree: dict) -> dict:
     most 65,534, as base64 of 2-byte integers; 65,535 stands for an unknown log-probability.
     """
     segments, texts = tree["segments"], tree.get("vocabulary", {})
-    suppressed = [(segment.get("info") or {}).get("suppressed") or [] for segment in segments]
     ids = [token for segment in segments for token in segment["token_ids"]]
-    n_tokens = len(ids)
-    ids += [branch["token"] for branches in suppressed for branch in branches]
     unique_ids, indices = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)
     others: dict[tuple, int] = {}  # (token id, another text than the usual one) -> its index
     starts = np.cumsum([0, *(len(segment["token_ids"]) for segment in segments)])
@@ -82,7 +79,6 @@ def compact(tree: dict) -> dict:
     costs = [c for own, s in zip(known, segments, strict=True) for c in own or [None] * len(s["token_ids"])]
     costs = np.round(np.array(costs, dtype=float) * -1000)
     costs = np.where(np.isnan(costs), UNKNOWN_COST, np.clip(costs, 0, UNKNOWN_COST - 1))
-    alternatives = iter(indices[n_tokens:].tolist())
     width = 2 if len(vocabulary) <= 65_536 else 4
     return {
         "uid": tree.get("uid", ""),
@@ -93,17 +89,17 @@ def compact(tree: dict) -> dict:
         "leaves": tree["leaves"],
         "vocabulary": vocabulary,
         "width": width,
-        "tokens": base64.b64encode(indices[:n_tokens].astype(f"<u{width}").tobytes()).decode(),
+        "tokens": base64.b64encode(indices.astype(f"<u{width}").tobytes()).decode(),
         "costs": base64.b64encode(costs.astype("<u2").tobytes()).decode(),
         "segments": [
             {
                 "parent": segment.get("parent"),
                 "length": len(segment["token_ids"]),
                 "author": segment.get("author", "model"),
+                # earlier versions of LATR wrote candidates that had no place
                 "info": {key: value for key, value in (segment.get("info") or {}).items() if key != "suppressed"},
-                "suppressed": [[branch["offset"], next(alternatives), round(branch["prob"], 4)] for branch in own],
             }
-            for segment, own in zip(segments, suppressed, strict=True)
+            for segment in segments
         ],
     }
 

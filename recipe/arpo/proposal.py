@@ -9,14 +9,13 @@ from statistics import fmean
 
 import numpy as np
 
-from verl.evaluation.exploration.table import Grow, Proposal, Proposed, SampledGroup, Samples, Trajectory
+from verl.evaluation.exploration.table import Proposal, SampledGroup, Samples, Trajectory
 from verl.utils.parts import register_proposal
 
 
 @register_proposal("arpo")
-async def propose(samples: Samples, grow: Grow) -> Proposed | None:
-    proposal = arpo_thresholds(samples.usual, samples.n, samples.rollout)
-    return None if proposal is None else Proposed(proposal, *await grow(proposal))
+def propose(samples: Samples) -> Proposal | None:
+    return arpo_thresholds(samples.usual, samples.n, samples.rollout)
 
 
 def arpo_thresholds(groups: Sequence[SampledGroup], n: int, keys: Mapping) -> Proposal | None:

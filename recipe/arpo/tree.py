@@ -118,11 +118,11 @@ def dynamic_initial_rollouts(n: int, h_root: float, h_tool: float, beta: float) 
     rollout_modes=("sync_with_tool",),
 )
 class Policy(BranchPolicy):
-    """The policy of `tree=arpo`; AEPO is another `branch_policy` with `enable_dynamic_rollouts`. `text_of` returns the
+    """The policy of `tree=arpo`; AEPO is another `branch_policy` with `enable_dynamic_rollouts`. `decode` returns the
     text of tokens, in which `turn_delimiter` ends a turn without tools."""
 
-    def __init__(self, config: ARPOConfig, text_of: Callable[[Sequence[int]], str]):
-        self.config, self.text_of = config, text_of
+    def __init__(self, config: ARPOConfig, decode: Callable[[Sequence[int]], str]):
+        self.config, self.decode = config, decode
 
     @classmethod
     def from_config(cls, config, tokenizer=None) -> "Policy":
@@ -133,7 +133,7 @@ class Policy(BranchPolicy):
         return cls(arpo, tokenizer and tokenizer.decode)
 
     async def grow(self, builder: TreeBuilder, n: int) -> None:
-        await ForkingTrajectories(builder, n, self.config, self.text_of).run()
+        await ForkingTrajectories(builder, n, self.config, self.decode).run()
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ class Trajectory:
 class ForkingTrajectories:
     """Grows the n trajectories of one prompt; call `run` once. A failure of the engine fails the whole group."""
 
-    def __init__(self, builder: TreeBuilder, n: int, config: ARPOConfig, text_of: Callable[[Sequence[int]], str]):
-        self.builder, self.n, self.config, self.text_of, self.tree = builder, n, config, text_of, builder.tree
+    def __init__(self, builder: TreeBuilder, n: int, config: ARPOConfig, decode: Callable[[Sequence[int]], str]):
+        self.builder, self.n, self.config, self.decode, self.tree = builder, n, config, decode, builder.tree
         self.has_tools = builder.environment is not NO_ENVIRONMENT
         self.after_turn = "entropy_after_tool" if self.has_tools else "entropy_after_turn"  # name of a metric
         self.turn_limit = builder.environment.call_limit if self.has_tools else config.turn_limit
@@ -276,7 +276,7 @@ class ForkingTrajectories:
                 path,
                 seed=derived_seed(self.builder.seed, "tokens", at.key, at.turns, request_number),
                 max_tokens=min(config.entropy_tokens, left) if measures_entropy else left - len(tokens),
-                stop=stops_after(self.text_of(tokens), [config.turn_delimiter]) if can_pause else (),
+                stop=stops_after(self.decode(tokens), [config.turn_delimiter]) if can_pause else (),
                 n_entropy=config.entropy_top_k if measures_entropy else 0,
             )
             tokens, log_probs = [*tokens, *generation.token_ids], [*log_probs, *generation.log_probs]
@@ -286,7 +286,7 @@ class ForkingTrajectories:
             measures_entropy, request_number = False, request_number + 1
             if len(tokens) >= left or self.builder.ends(path) is not Ends.NO:
                 break
-            if can_pause and config.turn_delimiter in self.text_of(tokens):
+            if can_pause and config.turn_delimiter in self.decode(tokens):
                 break
         return self._add(at, Segment(None, tokens, log_probs, info=SegmentInfo(notes={"key": list(at.key)})))
 

@@ -9,10 +9,6 @@ from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder
 
 @register_tree("plain", "Independent responses")
 class Policy(BranchPolicy):
-    @classmethod
-    def from_config(cls, config, tokenizer=None) -> "Policy":
-        return cls()
-
     async def grow(self, builder: TreeBuilder, n: int) -> None:
         seeds = random.Random(builder.seed)
         samples = await gather_or_cancel(*(builder.finish(Path(), seeds.getrandbits(31)) for _ in range(n)))

@@ -18,16 +18,15 @@ def token_level_group_advantage(
     groups: torch.Tensor,
     epsilon: float = 1e-6,
     norm_adv_by_std_in_grpo: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return every response's advantage against its group's mean and standard deviation over tokens, not responses.
+) -> torch.Tensor:
+    """Return every response's advantage (B,) against its group's mean and standard deviation over tokens, not
+    responses. It is exactly 0 where a group's scores are equal.
+
+    A group takes GRPO's advantages if the absolute value of one of its own reaches 5: a rare outcome in short responses
+    hardly moves the mean over tokens, so that its advantage explodes.
 
     Args:
         scores, lengths, groups: (B,) outcome reward, number of valid tokens, and group (0 to G-1) of each response.
-
-    Returns:
-        advantages (B,), exactly 0 where a group's scores are equal, and (G,) whether the group took GRPO's advantages
-        because the absolute value of one of its own reached 5 (a rare outcome in short responses hardly moves the mean
-        over tokens, so that its advantage explodes).
     """
     n_groups = int(groups.max()) + 1 if groups.numel() else 0
 
@@ -49,32 +48,18 @@ def token_level_group_advantage(
     fallback = per_group(too_large) > 0
     by_response = normalized(torch.ones_like(scores), 1)
     advantages = torch.where(fallback[groups], by_response, by_token)
-    return advantages.masked_fill(groups_of_equals(scores, groups), 0.0), fallback
-
-
-def _outcomes_and_groups(
-    rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    groups = torch.from_numpy(np.unique(index, return_inverse=True)[1]).to(rewards.device)
-    return rewards.sum(dim=-1), mask.float().sum(dim=-1), groups
-
-
-def fallback_metrics(rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, norm: bool) -> dict[str, float]:
-    """Return the share of the groups that took GRPO's advantage, as a metric."""
-    outcomes = _outcomes_and_groups(rewards, mask, index)
-    _, fallback = token_level_group_advantage(*outcomes, norm_adv_by_std_in_grpo=norm)
-    return {"hapo/grpo_fallback_share": fallback.float().mean().item()}
+    return advantages.masked_fill(groups_of_equals(scores, groups), 0.0)
 
 
 @register_credit(
     "hapo",
     "HAPO's group average over tokens (arXiv 2509.16591): long responses weigh more in a group's mean than short ones",
     compares=Compares.GROUP,
-    metrics=fallback_metrics,
 )
 def compute_hapo_outcome_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool
 ) -> torch.Tensor:
     """Return HAPO's outcome advantages (B, 1), with the group's mean over tokens."""
-    advantages, _ = token_level_group_advantage(*_outcomes_and_groups(rewards, mask, index), epsilon, norm)
-    return advantages.unsqueeze(-1)
+    groups = torch.from_numpy(np.unique(index, return_inverse=True)[1]).to(rewards.device)
+    lengths = mask.float().sum(dim=-1)
+    return token_level_group_advantage(rewards.sum(dim=-1), lengths, groups, epsilon, norm).unsqueeze(-1)

@@ -22,7 +22,6 @@ from recipe.hato.credit import (
     StepCredit,
     batch_credit,
     share_of_varying_groups,
-    sibling_metrics,
     step_credit,
 )
 from recipe.hato.keys import DRAWS, LOCAL_REWARDS, hato_keys
@@ -66,7 +65,6 @@ class HATOCredit(Component):
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
         credit, mask = hato_credit(rows, self.config), rows.response_mask
-        metrics.update({f"hato/{name}": value for name, value in sibling_metrics(credit, mask).items()})
         by_the_model = credit.nodes.at_first_token(mask) > 0
         for name in PARTS:
             part = getattr(credit, name)

@@ -243,34 +243,12 @@ def compute_hato_advantage(
     return batch_credit(rewards, mask, index, epsilon, norm).advantages
 
 
-def _compared_siblings(credit: StepCredit) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return for each group of at least two siblings its prompt's number, its draws, and whether it varies. A group
-    that differs in R_local alone does not vary, whatever `hato.train_on_local_reward_alone` says."""
-    nodes = credit.nodes
-    numbers, n = nodes.sibling_group, len(nodes) + len(nodes.prompts)
-    compared = numbers.bincount(minlength=n) > 1
-    varies = torch.zeros(n, dtype=torch.bool).index_fill_(0, numbers[credit.step_varies], True)
-    draws = torch.zeros(n, dtype=torch.long).index_add_(0, numbers, credit.draws)
-    prompt = torch.cat([nodes.group, torch.arange(len(nodes.prompts))])
-    return prompt[compared], draws[compared], varies[compared]
-
-
-def sibling_metrics(credit: StepCredit, response_mask: torch.Tensor) -> dict[str, float]:
-    """Return the metrics of sibling groups, each of at least two different steps: their number; the mean number of
-    draws; and the shares of groups, and of the mask's tokens, that do not vary (1 without groups)."""
-    _, draws, varies = _compared_siblings(credit)
-    n_groups = max(len(draws), 1)
-    trained = (response_mask * credit.varies).sum() / response_mask.sum().clamp(min=1)
-    return {
-        "sibling_groups": float(len(draws)),
-        "sibling_group_size": draws.sum().item() / n_groups,
-        "groups_without_variance": 1 - varies.sum().item() / n_groups,
-        "tokens_without_variance": 1 - trained.item(),
-    }
-
-
 def share_of_varying_groups(credit: StepCredit) -> torch.Tensor:
-    """Return the share (G,) of each prompt's sibling groups that vary; 0 for a prompt without such groups."""
-    prompt, _, varies = _compared_siblings(credit)
-    n_prompts = len(credit.nodes.prompts)
+    """Return the share (G,) of each prompt's groups of at least two siblings that vary; 0 for a prompt without such
+    groups. A group that differs in R_local alone does not vary, whatever `hato.train_on_local_reward_alone` says."""
+    nodes, n_prompts = credit.nodes, len(credit.nodes.prompts)
+    numbers, n = nodes.sibling_group, len(nodes) + n_prompts
+    compared = numbers.bincount(minlength=n) > 1
+    varies = torch.zeros(n, dtype=torch.bool).index_fill_(0, numbers[credit.step_varies], True)[compared]
+    prompt = torch.cat([nodes.group, torch.arange(n_prompts)])[compared]
     return prompt[varies].bincount(minlength=n_prompts) / prompt.bincount(minlength=n_prompts).clamp(min=1)

@@ -32,7 +32,6 @@ class StepNode:
         segments: indices of its segments in the tree; empty for the problem.
         status: `open` (has no children yet), `expanded`, `leaf` (ended), `pruned` (dropped, with all steps below).
         children: numbers of its children, including dropped ones.
-        n_tokens: number of its tokens, which remains after they are released.
     """
 
     parent: int | None
@@ -42,7 +41,6 @@ class StepNode:
     uncertainty: float = 0.0
     status: str = OPEN
     children: list[int] = field(default_factory=list)
-    n_tokens: int = 0
 
 
 class Frontier:
@@ -50,12 +48,11 @@ class Frontier:
 
     Args:
         tree: the tree that receives the steps; empty at first.
-        merges: whether identical siblings become one step.
         keeps_tokens: whether dropped steps keep their tokens until `train_dropped` chooses among them.
     """
 
-    def __init__(self, tree: TrajectoryTree, *, merges: bool = True, keeps_tokens: bool = False):
-        self.tree, self.merges, self.keeps_tokens = tree, merges, keeps_tokens
+    def __init__(self, tree: TrajectoryTree, *, keeps_tokens: bool = False):
+        self.tree, self.keeps_tokens = tree, keeps_tokens
         self.steps = [StepNode(None, 0)]
         self.n_leaves = 0
         self.dropped: list[int] = []  # steps that were still open when dropped: their answers are unknown
@@ -66,23 +63,21 @@ class Frontier:
     def add(
         self, parent: int, segments: Sequence[Segment], *, ended: bool, value: float = 0.0, uncertainty: float = 0.0
     ) -> int:
-        """Add a step after `parent`, which is open or expanded, and return its number. With `merges`, an identical
-        child is not added: field `DRAWS` of its first segment counts it once more, and its number is returned.
+        """Add a step after `parent`, which is open or expanded, and return its number. An identical child is not added:
+        field `DRAWS` of its first segment counts it once more, and its number is returned.
 
         `ended` says that the step ends the path, with an answer or at the token limit.
         """
         above, tokens = self.steps[parent], _tokens_of(segments)
-        same = self._same.get((parent, tokens)) if self.merges else None
+        same = self._same.get((parent, tokens))
         if same is not None and _states_of(self._segments(same)) == _states_of(segments):
             self._segments(same)[0].info.fields[DRAWS.name] += 1
             return same
         step = StepNode(parent, above.depth + 1, value=value, uncertainty=uncertainty)
         at = above.segments[-1] if above.segments else None
         for segment in segments:
-            # Identical siblings share the segment object of a tool's answer, so each step gets a copy.
-            at = self.tree.add(replace(segment, parent=at, info=segment.info.copy()))
+            at = self.tree.add(replace(segment, parent=at))
             step.segments.append(at)
-        step.n_tokens = len(tokens)
         self.tree.segments[step.segments[0]].info.fields[DRAWS.name] = 1
         number = len(self.steps)
         self.steps.append(step)
@@ -157,10 +152,6 @@ class Frontier:
         """Return the number of kept steps, without the problem."""
         return self.kept_at_depth.total()
 
-    def draws(self, number: int) -> int:
-        """Return how often a step was drawn."""
-        return int(self._segments(number)[0].info.fields[DRAWS.name])
-
     def written(self, number: int) -> list[int]:
         """Return the tokens that the model wrote in a step; for the problem, the prompt's tokens."""
         if number == ROOT:
@@ -204,20 +195,13 @@ class Frontier:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the finished tree (docs/metrics.md); the problem is not counted as a step."""
-        numbers = range(1, len(self.steps))
-        sizes = [self.steps[number].n_tokens for number in numbers]
-        kept = [size for number, size in zip(numbers, sizes, strict=True) if self.is_kept(number)]
-        draws = sum(self.draws(number) for number in numbers)
-        with_children = [len(step.children) for step in self.steps if step.status == EXPANDED]
+        made = len(self.steps) - 1
         return {
-            "nodes_made": float(len(numbers)),
-            "nodes_pruned": float(len(numbers) - self.n_kept),
+            "nodes_made": float(made),
+            "nodes_pruned": float(made - self.n_kept),
             "nodes_kept": float(self.n_kept),
-            "merged": 1 - len(numbers) / draws if draws else 0.0,
             "leaves": float(self.n_leaves),
             "depth": float(max((step.depth for step in self.steps if step.status == LEAF), default=0)),
-            "branching": sum(with_children) / max(len(with_children), 1),
-            "tokens_pruned": 1 - sum(kept) / sum(sizes) if sizes else 0.0,
         }
 
 

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from verl.utils.token_fields import TokenField
 from verl.workers.config.keys import STRICT, read_keys
 
-HEURISTIC, REWARD_LOOP, ANSWER_LIKELIHOOD = "heuristic", "reward_loop", "answer_likelihood"
+HEURISTIC, REWARD_LOOP = "heuristic", "reward_loop"
 # Rollouts report for each token of a step its R_local, and how often the step was drawn.
 LOCAL_REWARDS = TokenField("local_rewards", "R_local of adv_estimator=hato", unsent=0.0)
 DRAWS = TokenField("draws", "adv_estimator=hato", unsent=1)
@@ -93,8 +93,6 @@ class TreeConfig:
             so it forks on all levels; otherwise, and with dfs, it forks as early as it can.
         train_dropped: whether a step that is dropped before its answer is known becomes a row with reward 0, if the
             prompt has rows left. Dropped nodes then hold tokens, too, until the tree is complete.
-        independent_paths: whether the search grows one path per row that never forks, instead of a tree;
-            branching_factor, adaptive_branching and spread_leaves then have no effect.
     """
 
     max_depth: int = Field(default=4, ge=1)
@@ -107,7 +105,6 @@ class TreeConfig:
     adaptive_branching: bool = False
     spread_leaves: bool = True
     train_dropped: bool = False
-    independent_paths: bool = False
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -228,11 +225,9 @@ class HATOConfig:
         causal_reward: R_causal of a step on a right path. `share`: the share of right answers below it minus that below
             its siblings. `notes`: as the design notes define it, the mean reward of its successful paths minus the mean
             of its siblings' such means; 0 for a leaf.
-        local_reward: `heuristic`; the dotted name of a function (see local_reward.py); `answer_likelihood`: the
-            policy's probability of the reference answer after the step (see rollout/answer_likelihood.py), which
-            reward_weights.alpha=0 keeps out of the training; or `reward_loop`: verl's reward loop, where a process
-            reward model can be served, scores the path up to the step, and the reward function finds the step's text in
-            extra_info["hato_step"].
+        local_reward: `heuristic`; the dotted name of a function (see local_reward.py); or `reward_loop`: verl's reward
+            loop, where a process reward model can be served, scores the path up to the step, and the reward function
+            finds the step's text in extra_info["hato_step"].
         train_on_local_reward_alone: whether R_local trains siblings whose beta R_path + gamma R_causal are all equal:
             its differences, however small, are normalized to full weight. With beta = gamma = 0 it always does.
             Otherwise their advantage is 0.

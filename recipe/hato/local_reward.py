@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from recipe.hato.keys import HEURISTIC
-from verl.utils.moved import present_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,7 @@ def local_reward_function(name: str) -> LocalReward:
     if name == HEURISTIC:
         return heuristic
     try:
-        reward = pkgutil.resolve_name(present_name(name))
+        reward = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"hato.local_reward={name}: expected {HEURISTIC} or package.module.function ({error})"

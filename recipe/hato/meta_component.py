@@ -78,7 +78,7 @@ class DomainSampler(Sampler[int]):
 @register_component
 class MetaLearning(Component):
     """Runs whenever the config has `hato.meta_learning`, also with `enable=false`: a checkpoint from the middle of a
-    meta-learning episode must not be resumed without it."""
+    meta-learning episode lacks the weights at its beginning, and is not resumed."""
 
     state_file = "meta_learning.json"
 
@@ -93,8 +93,15 @@ class MetaLearning(Component):
 
     @classmethod
     def check(cls, config: DictConfig) -> None:
-        if not hato_keys(config).meta_learning.enable:
+        meta = hato_keys(config).meta_learning
+        if not meta.enable:
             return
+        length, save_freq = episode_length(meta.method, meta.n_inner_steps), config.trainer.save_freq
+        if save_freq > 0 and save_freq % length:
+            raise ValueError(
+                f"trainer.save_freq={save_freq} with hato.meta_learning.enable=true: a run resumes only where an "
+                f"episode ends, every {length} steps: expected a multiple of {length}, or -1"
+            )
         if (schedule := schedule_of(config)) in ASYNCHRONOUS:
             raise ValueError(
                 f"hato.meta_learning.enable=true with schedule={schedule}: an episode's batches are of one domain "
@@ -166,13 +173,13 @@ class MetaLearning(Component):
         return {"settings": asdict(self.settings), "steps_done": self.steps_done}
 
     def load_state_dict(self, state: dict) -> None:
-        """Restore the state; raise ValueError if the settings changed and the step lies within an episode of either."""
-        saved, self.steps_done = state["settings"], state["steps_done"]
-        now = asdict(self.settings)
-        if saved != now and any(_is_open(meta, self.steps_done) for meta in (saved, now)):
+        """Restore the state; raise ValueError if the step lies within an episode of the checkpoint's or the run's
+        settings."""
+        saved, now, self.steps_done = state["settings"], asdict(self.settings), state["steps_done"]
+        if any(_is_open(meta, self.steps_done) for meta in (saved, now)):
             raise ValueError(
                 f"hato.meta_learning was {saved} in the checkpoint and is {now}: step {self.steps_done} lies within "
-                "an episode; leave it as it was, or resume from a checkpoint where an episode ends both ways"
+                "an episode; resume from a checkpoint where an episode ends both ways (trainer.resume_from_path)"
             )
 
 

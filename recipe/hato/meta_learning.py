@@ -42,9 +42,6 @@ class MetaEpisode:
     sqrt(parameters).
     """
 
-    SETTINGS = ("method", "meta_lr", "inner_lr")
-    STATE = ("start", "querying", "gradients", "query_steps")
-
     def __init__(self, optimizer: torch.optim.Optimizer, *, method: str, meta_lr: float = 0.1, inner_lr: float = 0.01):
         self.optimizer, self.method, self.meta_lr, self.inner_lr = optimizer, method, meta_lr, inner_lr
         self.start = [shard(p).to("cpu", copy=True) for p in self.parameters()]
@@ -85,18 +82,6 @@ class MetaEpisode:
             square = (own.float() - saved.to(own.device, torch.float32)).square().sum().item()
             total += square / _ranks_with_the_same(p)
         return total
-
-    def state_dict(self) -> dict:
-        """Return this rank's state, for a checkpoint within an episode."""
-        return {name: getattr(self, name) for name in self.SETTINGS + self.STATE}
-
-    @classmethod
-    def resumed(cls, optimizer: torch.optim.Optimizer, state: dict) -> "MetaEpisode":
-        """Return the episode with this `state_dict`, around an optimizer of the same parameters."""
-        episode = cls(optimizer, **{name: state[name] for name in cls.SETTINGS})
-        for name in cls.STATE:
-            setattr(episode, name, state[name])
-        return episode
 
     @torch.no_grad()
     def _instead_of_a_step(self, *_) -> None:

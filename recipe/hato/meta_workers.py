@@ -1,8 +1,5 @@
 """An actor worker with three more methods, which a trainer calls around its updates: see `meta_learning.py`."""
 
-import os
-from pathlib import Path
-
 import torch
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_torch_device
@@ -12,8 +9,7 @@ from recipe.hato.meta_learning import MetaEpisode
 
 
 class MetaActorWorker(ActorRolloutRefWorker):
-    """Upstream's worker with meta-learning episodes; it behaves as upstream's until `meta_begin` is called. A
-    checkpoint within an episode also holds the episode, one file per rank; resuming needs as many ranks."""
+    """Upstream's worker with meta-learning episodes; it behaves as upstream's until `meta_begin` is called."""
 
     episode: MetaEpisode | None = None
 
@@ -48,29 +44,6 @@ class MetaActorWorker(ActorRolloutRefWorker):
             if episode.query_steps:
                 metrics["meta/grad_norm"] = self.actor.engine.optimizer_step()
         return metrics
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None):
-        super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
-        if self.episode is not None:
-            torch.save(self.episode.state_dict(), self._meta_file(local_path))
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def load_checkpoint(self, local_path, hdfs_path=None, del_local_after_load=False):
-        state = None
-        if local_path is not None:
-            if os.path.exists(self._meta_file(local_path)):
-                state = torch.load(self._meta_file(local_path), map_location="cpu", weights_only=True)
-            elif others := sorted(Path(local_path).glob("meta_episode_world_size_*")):
-                raise ValueError(
-                    f"{others[0]}: saved within an episode of meta-learning by another number of ranks than the "
-                    f"{self.world_size} of now; resume with as many, or from a checkpoint at an episode's end"
-                )
-        super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
-        self.episode = MetaEpisode.resumed(self.actor.engine.optimizer, state) if state else None
-
-    def _meta_file(self, local_path: str) -> str:
-        return os.path.join(local_path, f"meta_episode_world_size_{self.world_size}_rank_{self.rank}.pt")
 
     def _meta_open(self) -> MetaEpisode:
         if self.episode is None:

@@ -16,7 +16,6 @@ Decisions made here, because the design notes are silent:
 - The last open path is never pruned while no path has ended, however low its score.
 - Ended paths are not pruned by the threshold, as that saves nothing; in a beam they compete for their level's places.
 - Dropped steps free their places: the remaining steps may have more children.
-- With `independent_paths` the problem has one child per leaf, and a step has one child, which is scored as usual.
 - Random draws depend on the seed and the node's number only, so the order of the engine's answers has no effect.
 """
 
@@ -119,12 +118,12 @@ def ucb_grants(
 def ends_after(level: int, n_leaves: int, config: TreeConfig) -> int:
     """Return the largest number of leaves and open nodes that a tree may have once it has nodes at `level`.
 
-    It is n_leaves^(level / max_depth), rounded up; without spread_leaves, with dfs or independent_paths it is n_leaves.
+    It is n_leaves^(level / max_depth), rounded up; without spread_leaves, or with dfs, it is n_leaves.
 
     >>> [ends_after(level, 8, TreeConfig(max_depth=4)) for level in (1, 2, 3, 4)]
     [2, 3, 5, 8]
     """
-    if not config.spread_leaves or config.search_algorithm == "dfs" or config.independent_paths:
+    if not config.spread_leaves or config.search_algorithm == "dfs":
         return n_leaves
     return min(n_leaves, math.ceil(round(n_leaves ** (level / config.max_depth), 9)))
 
@@ -139,8 +138,7 @@ class Bounds:
         nodes      kept nodes + open nodes (each needs one to end)   <= max_nodes
         spread     leaves + open nodes, after expanding level d      <= n_leaves^((d + 1) / max_depth)   (spread_leaves)
 
-    Once all leaves are assigned, nothing will fork any more, and open nodes run to their ends at once; except with
-    `independent_paths`, whose paths may still be pruned on the way.
+    Once all leaves are assigned, nothing will fork any more, and open nodes run to their ends at once.
     """
 
     def __init__(self, frontier: Frontier, config: TreeConfig, n_leaves: int):
@@ -158,7 +156,7 @@ class Bounds:
     def grant(self, depth: int, children: int, to_the_end: bool) -> tuple[int, bool]:
         """Return the number of children a node gets, at least 1, and whether they must run to the final answer (as they
         do at the last level). They use up places, so that the next call has fewer to give."""
-        if self.leaves <= 0 and not self.config.independent_paths:
+        if self.leaves <= 0:
             to_the_end = True
         if not to_the_end:
             # Each open child counts twice among the nodes: itself, and one more to end its path.
@@ -198,10 +196,7 @@ class Search:
         chosen = self._chosen()
         scores = [self._score(number) for number in chosen]
         temperature = self.exploration.selection_temperature
-        if self.config.independent_paths:
-            counts = [self.n_leaves if number == ROOT else 1 for number in chosen]
-        else:
-            counts = branching_factors(scores, self.config, temperature)
+        counts = branching_factors(scores, self.config, temperature)
         child_counts = dict(zip(chosen, counts, strict=True))
         bounds = Bounds(self.frontier, self.config, self.n_leaves)
         granted = {}

@@ -8,7 +8,6 @@ belongs to it; a step that runs to the final answer may contain any number of ca
 
 import asyncio
 import copy
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +16,11 @@ from functools import cached_property
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.hato.frontier import Frontier
-from recipe.hato.keys import ANSWER_LIKELIHOOD, DRAWS, LOCAL_REWARDS, REWARD_LOOP, HATOConfig, hato_keys
+from recipe.hato.keys import DRAWS, LOCAL_REWARDS, REWARD_LOOP, HATOConfig, hato_keys
 from recipe.hato.local_reward import LocalReward, Step, local_reward, local_reward_function
 from recipe.hato.search import Expansion, NodeBudget, Search
 from recipe.hato.value_model import (
     FEATURES,
-    NOT_FINITE,
     KeptSteps,
     SearchState,
     StepEstimate,
@@ -73,7 +71,7 @@ def check_tree(config: DictConfig) -> None:
             f"hato.exploration.temperature_decay={decay} with schedule={schedule}: a batch holds responses of several "
             "steps, and the loss knows one temperature: set it to 0, or choose schedule=sync"
         )
-    if hato.local_reward not in (REWARD_LOOP, ANSWER_LIKELIHOOD):
+    if hato.local_reward != REWARD_LOOP:
         local_reward_function(hato.local_reward)
     later = config.reward.reward_model.enable and not config.reward.reward_model.enable_resource_pool
     keys = [f"hato.local_reward={REWARD_LOOP}"] if hato.local_reward == REWARD_LOOP else []
@@ -121,27 +119,6 @@ def _check_sizes(n: int, hato: HATOConfig) -> None:
         raise ValueError(
             f"hato.exploration.nodes_per_tree={shared}: no tree holds more than hato.tree.max_nodes={tree.max_nodes}"
         )
-    if tree.independent_paths:
-        _check_independent_paths(n, hato)
-
-
-def _check_independent_paths(n: int, hato: HATOConfig) -> None:
-    """Check that each of n paths can have a node on each level, unless a beam drops it."""
-    tree = hato.tree
-    for key, value, least in (
-        ("max_nodes_per_level", tree.max_nodes_per_level, 2 if tree.search_algorithm == "beam" else n),
-        ("max_nodes", tree.max_nodes, n * max(2, tree.max_depth)),
-    ):
-        if value < least:
-            raise ValueError(
-                f"hato.tree.{key}={value}: hato.tree.independent_paths=true with actor_rollout_ref.rollout.n={n} and "
-                f"hato.tree.max_depth={tree.max_depth} needs at least {least}"
-            )
-    if hato.exploration.nodes_per_tree:
-        raise ValueError(
-            f"hato.exploration.nodes_per_tree={hato.exploration.nodes_per_tree} with hato.tree.independent_paths=true: "
-            "every prompt has n paths: expected 0"
-        )
 
 
 @register_tree(
@@ -157,9 +134,6 @@ def _check_independent_paths(n: int, hato: HATOConfig) -> None:
     },
     rollout_names=("hato",),
     learns=True,
-    reads_answers=lambda config: (
-        f"hato.local_reward={ANSWER_LIKELIHOOD}" if hato_keys(config).local_reward == ANSWER_LIKELIHOOD else ""
-    ),
     changes_temperature=lambda config: hato_keys(config).exploration.temperature_decay != 0,
     checks=check_tree,
 )
@@ -193,15 +167,14 @@ class Policy(BranchPolicy):
     @classmethod
     def from_config(cls, config, tokenizer=None) -> "Policy":
         hato = hato_keys(config)
-        by_name = hato.local_reward not in (REWARD_LOOP, ANSWER_LIKELIHOOD)
         return cls(
             hato,
             value_model_of(hato, config.actor_rollout_ref.rollout.seed),
-            local_reward_function(hato.local_reward) if by_name else None,
+            local_reward_function(hato.local_reward) if hato.local_reward != REWARD_LOOP else None,
             None if tokenizer is None else tokenizer.decode,
         )
 
-    def for_task(self, task: PromptTask, score: Score | None) -> "Policy":
+    def for_task(self, task: PromptTask) -> "Policy":
         """Return the policy for a prompt, for which the trainer may have sent a `SearchState` and a `NodeBudget`."""
         policy = copy.copy(self)
         if (state := task.settings.tree_record(SearchState)) is not None:
@@ -211,24 +184,11 @@ class Policy(BranchPolicy):
             policy.temperature = state.temperature
         if (budget := task.settings.tree_record(NodeBudget)) is not None:
             policy.bounds = replace(self.bounds, max_nodes=budget.max_nodes)
-        if self.config.local_reward == REWARD_LOOP:
-            policy.local_reward = self._reward_loop_scorer(score)
         return policy
-
-    def _reward_loop_scorer(self, score: Score | None) -> LocalReward:
-        if score is None:
-            raise ValueError(f"hato.local_reward={REWARD_LOOP} needs rewards that are computed during the rollout")
-
-        async def step_reward(step: Step) -> float:
-            before, text = piece_texts(self.decode, [step.before, step.tokens])
-            about = {"before": before, "step": text}
-            return await score([*step.before, *step.tokens], {STEP_INFO: about})
-
-        return step_reward
 
     async def grow(self, builder: TreeBuilder, n: int) -> None:
         shape = self.config.tree
-        frontier = Frontier(builder.tree, merges=not shape.independent_paths, keeps_tokens=shape.train_dropped)
+        frontier = Frontier(builder.tree, keeps_tokens=shape.train_dropped)
         search = Search(frontier, self.bounds, self.config.exploration, n_leaves=n, seed=builder.seed)
         while expansions := search.next():
             await Round(self, builder, frontier).grow(expansions)
@@ -246,6 +206,18 @@ class Policy(BranchPolicy):
         estimates = {i: tree.segments[i].info.record for i in kept if tree.segments[i].info.record is not None}
         columns = zip(*estimates.values(), strict=True) if estimates else ((), ())
         return KeptSteps(tuple(estimates), *map(tuple, columns))
+
+
+def reward_loop_scorer(score: Score | None) -> LocalReward:
+    """Return the local reward of `hato.local_reward=reward_loop`, which lets `score` judge the path up to a step."""
+    if score is None:
+        raise ValueError(f"hato.local_reward={REWARD_LOOP} needs rewards that are computed during the rollout")
+
+    async def step_reward(step: Step) -> float:
+        before, text = piece_texts(step.decode, [step.before, step.tokens])
+        return await score([*step.before, *step.tokens], {STEP_INFO: {"before": before, "step": text}})
+
+    return step_reward
 
 
 @dataclass(frozen=True)
@@ -286,6 +258,7 @@ class Round:
 
     def __init__(self, policy: Policy, builder: TreeBuilder, frontier: Frontier):
         self.policy, self.builder, self.frontier, self.config = policy, builder, frontier, policy.config
+        self.local_reward = policy.local_reward or reward_loop_scorer(builder.score)
         self.settled: dict[tuple[int, Path], asyncio.Task] = {}
 
     async def grow(self, expansions: Sequence[Expansion]) -> None:
@@ -297,10 +270,7 @@ class Round:
         score_of = dict(zip(distinct, scores, strict=True))
         local = [score_of[step.node, step.tokens] for step in drawn]
         features = [self._features(step, drawn, reward) for step, reward in zip(drawn, local, strict=True)]
-        estimates = self.policy.value_model.predict(features)
-        if not all(column.isfinite().all() for column in estimates):
-            raise ValueError(NOT_FINITE)
-        values, uncertainties = (column.tolist() for column in estimates)
+        values, uncertainties = (column.tolist() for column in self.policy.value_model.predict(features))
         for i, step in enumerate(drawn):
             for segment in step.segments:
                 segment.info.fields[LOCAL_REWARDS.name] = local[i]
@@ -351,15 +321,6 @@ class Round:
         )
 
     async def _local(self, drawn: Drawn) -> float:
-        if self.config.local_reward == ANSWER_LIKELIHOOD:
-            likelihood = self.builder.answer_likelihood
-            if likelihood is None:
-                raise ValueError(f"hato.local_reward={ANSWER_LIKELIHOOD}: this rollout has no reference answers")
-            path = drawn.before
-            for segment in drawn.segments:
-                path = path.then(segment)
-            log_prob = await likelihood.log_prob(path.request(self.builder.tree.prompt_ids))
-            return 0.0 if math.isnan(log_prob) else min(1.0, math.exp(log_prob))  # NaN: no room for the answer
         step = Step(
             problem=self.builder.tree.prompt_ids,
             before=list(drawn.before.tokens),
@@ -367,4 +328,4 @@ class Round:
             tokens=list(drawn.tokens),
             decode=self.policy.decode,
         )
-        return await local_reward(self.policy.local_reward, step)
+        return await local_reward(self.local_reward, step)

@@ -27,15 +27,9 @@ from torch import nn
 
 from recipe.hato.keys import HATOConfig, UncertaintyConfig
 
-ROWS_AT_ONCE = 2048  # rows per pass of a prediction: its intermediate results fit into the CPU's cache
 COMPARED_ROWS = 1024  # most steps that `bootstrap` remembers, as each prediction compares with all of them
 BANDWIDTH = 0.5  # width of `bootstrap`'s kernel, in standard deviations per feature
 BATCH_SIZE = 256
-NOT_FINITE = (
-    "HATO's value model gives estimates that are not finite: lower hato.uncertainty.learning_rate, and resume from a "
-    "checkpoint that was written before"
-)
-
 
 FEATURES = (
     "mean_probability",  # geometric mean over the step's tokens
@@ -170,8 +164,7 @@ class ValueModel(ABC):
     @torch.no_grad()
     def predict(self, features) -> tuple[torch.Tensor, torch.Tensor]:
         """Return value in [0, 1] and uncertainty (0 or more) of each row of `features` (N, F): float32 tensors (N,)."""
-        features_NF = self._checked(features)
-        estimates_KN = torch.cat([self._estimates(rows) for rows in features_NF.split(ROWS_AT_ONCE)], dim=1)
+        estimates_KN = self._estimates(torch.as_tensor(features, dtype=torch.float32))
         value_N = estimates_KN.mean(0)
         return value_N, (estimates_KN - value_N).square().mean(0).sqrt()
 
@@ -182,7 +175,7 @@ class ValueModel(ABC):
         At most a quarter of the memory's size is taken, drawn at random, so that one call never replaces the whole
         memory.
         """
-        features_NF, outcomes_N = self._checked(features), torch.as_tensor(outcomes, dtype=torch.float32)
+        features_NF, outcomes_N = (torch.as_tensor(x, dtype=torch.float32) for x in (features, outcomes))
         if not len(features_NF):
             return
         most = max(1, self.memory_size // 4)
@@ -206,12 +199,6 @@ class ValueModel(ABC):
             state["memory"][name][-self.memory_size :].clone() for name in ("features", "outcomes", "weights")
         )
         self.generator.set_state(state["generator"])
-
-    def _checked(self, features) -> torch.Tensor:
-        features = torch.as_tensor(features, dtype=torch.float32)
-        if not features.isfinite().all():
-            raise ValueError("a feature is not a finite number")
-        return features
 
     @abstractmethod
     def _estimates(self, features_NF: torch.Tensor) -> torch.Tensor:
@@ -242,7 +229,10 @@ class NetworkValueModel(ValueModel):
             (loss * len(logits_KB)).backward()  # each network minimizes its own mean loss
             self.optimizer.step()
         if not all(parameter.isfinite().all() for parameter in self.networks.parameters()):
-            raise ValueError(NOT_FINITE)
+            raise ValueError(
+                "HATO's value model gives estimates that are not finite: lower hato.uncertainty.learning_rate, and "
+                "resume from a checkpoint that was written before"
+            )
 
     def state_dict(self) -> dict:
         learnt = {"networks": self.networks.state_dict(), "optimizer": self.optimizer.state_dict()}

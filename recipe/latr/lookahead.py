@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from recipe.latr.keys import KTConfig
-from verl.workers.rollout.engines.interface import TokenLogprob
 
+TokenLogprob = tuple[int, float]  # token, log-probability
 MATH_SYMBOLS = frozenset("+-*/\\<>=()[]{}_^&%$0123456789")
 PUNCTUATION = frozenset(".,;:!?\"'")
 
@@ -72,7 +72,7 @@ class Row:
     Args:
         number: number in order of birth, never reused; 0 for the root.
         birth_step: step of its birth, and number of the first tokens that it has from its parent.
-        suppressed: number of its candidates that passed the filters while all branches were in use.
+        pruned: why it was dropped; empty for a live row.
     """
 
     number: int
@@ -81,7 +81,7 @@ class Row:
     tokens: list[int]
     log_probs: list[float]
     finished: bool = False
-    suppressed: int = 0
+    pruned: str = ""
 
     @property
     def cumulative_log_prob(self) -> float:
@@ -91,12 +91,12 @@ class Row:
 
 @dataclass
 class Record:
-    """The events of a tree's growth, for metrics, the viewer, and tests that compare trees. `suppressed` candidates
-    passed the filters while all branches were in use; `passed` counts them too."""
+    """The events of a tree's growth, for metrics and tests that compare trees. `suppressed` candidates passed the
+    filters while all branches were in use; `passed` counts them too."""
 
-    births: list[dict] = field(default_factory=list)
-    pruned: list[dict] = field(default_factory=list)
-    suppressed: list[dict] = field(default_factory=list)
+    births: list[tuple[int, int, int, int, int]] = field(default_factory=list)  # step, row, parent, rank, token
+    pruned: list[tuple[int, int]] = field(default_factory=list)  # step, row
+    suppressed: list[tuple[int, int, int]] = field(default_factory=list)  # step, row, rank
     compared: int = 0
     passed: int = 0
 
@@ -154,12 +154,7 @@ class LookaheadTree:
         free_rows = self.k - len(self.rows)
         kept, suppressed = sorted(passing)[:free_rows], sorted(passing)[free_rows:]
         self.record.passed += len(passing)
-        for rank, i in suppressed:
-            token, log_prob = choices[i].top_logprobs[rank]
-            self.rows[i].suppressed += 1
-            self.record.suppressed.append(
-                {"step": self.step, "row": self.rows[i].number, "rank": rank, "token": token, "p": math.exp(log_prob)}
-            )
+        self.record.suppressed += [(self.step, self.rows[i].number, rank) for rank, i in suppressed]
         born = [
             (self.rows[i], rank, choices[i].top_logprobs[rank]) for i, rank in sorted((i, rank) for rank, i in kept)
         ]
@@ -185,16 +180,7 @@ class LookaheadTree:
     def _birth(self, parent: Row, rank: int, candidate: TokenLogprob) -> Row:
         token, log_prob = candidate
         number = len(self.record.births) + 1
-        self.record.births.append(
-            {
-                "step": self.step,
-                "row": number,
-                "parent": parent.number,
-                "rank": rank,
-                "token": token,
-                "p": math.exp(log_prob),
-            }
-        )
+        self.record.births.append((self.step, number, parent.number, rank, token))
         return Row(number, parent.number, self.step, [*parent.tokens, token], [*parent.log_probs, log_prob])
 
     def _extend(self, row: Row, choice: Choice, may_sample: bool, full: bool) -> None:
@@ -270,8 +256,9 @@ class LookaheadTree:
             if row.parent in reasons:
                 reasons.setdefault(row.number, "parent dropped")
             if row.number in reasons:
+                row.pruned = reasons[row.number]
                 self.dropped.append(row)
-                self.record.pruned.append({"step": self.step, "row": row.number, "reason": reasons[row.number]})
+                self.record.pruned.append((self.step, row.number))
             else:
                 kept.append(row)
         self.rows = kept

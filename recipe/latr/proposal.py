@@ -6,34 +6,20 @@ p1 - p2 < prob_filter_rel_thres. The published thresholds fit the paper's models
 
 import math
 from collections.abc import Sequence
-from statistics import median
 
 import numpy as np
 
-from verl.evaluation.exploration.table import Grow, Proposal, Proposed, SampledGroup, Samples
+from verl.evaluation.exploration.table import Proposal, SampledGroup, Samples
 from verl.utils.parts import register_proposal
 
 HALVINGS = 30
-ATTEMPTS = 3
 
 
 @register_proposal("latr")
-async def propose(samples: Samples, grow: Grow) -> Proposed | None:
-    """Propose thresholds, grow trees with them, and retry with a higher target while the median tree has fewer than n
-    branches; return the best attempt. Dropped branches, and greedy tokens that are surer than samples, cost branches.
-    """
-    best, most, target = None, 0.0, float(samples.n)
-    for _ in range(ATTEMPTS):
-        proposal = latr_thresholds(samples.coldest, target)
-        groups, seconds = await grow(proposal)
-        opened = median(group.metrics["branches"] for group in groups)
-        if opened > most:
-            expected = f"{proposal.expected}; half of those grown have {opened:g} or more of {samples.n}"
-            best, most = Proposed(proposal._replace(expected=expected), groups, seconds), opened
-        if opened >= samples.n:
-            break
-        target *= samples.n / opened
-    return best
+def propose(samples: Samples) -> Proposal:
+    """Propose thresholds by which the median tree should open n branches. Dropped branches, and greedy tokens that are
+    surer than samples, cost some of them."""
+    return latr_thresholds(samples.coldest, float(samples.n))
 
 
 def latr_thresholds(groups: Sequence[SampledGroup], branches: float) -> Proposal:

@@ -13,7 +13,7 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache
 
 from omegaconf import OmegaConf
 from stop_words import get_stop_words
@@ -26,8 +26,8 @@ from verl.workers.config.keys import ROLLOUT, check_log_probs
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.environment import Ends
 from verl.workers.rollout.prompt_task import PromptTask
-from verl.workers.rollout.trajectory_tree import MODEL, Segment
-from verl.workers.rollout.tree_builder import BranchPolicy, Path, Score, TreeBuilder
+from verl.workers.rollout.trajectory_tree import Segment
+from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder, token_text
 
 
 @cache
@@ -86,9 +86,9 @@ class Policy(BranchPolicy):
                 "most likely tokens after them, and branches open by raw probabilities"
             )
         check_log_probs(rollout, f"{SECTION}.max_n_branch_per_token", kt.max_n_branch_per_token)
-        return cls(kt, lru_cache(maxsize=None)(lambda token: tokenizer.decode([token])))
+        return cls(kt, token_text(tokenizer))
 
-    def for_task(self, task: PromptTask, score: Score | None) -> "Policy":
+    def for_task(self, task: PromptTask) -> "Policy":
         config = tightened(self.config, (task.settings.tree_record(Tightened) or Tightened()).steps)
         return Policy(config, self.text_of, task.step)
 
@@ -282,27 +282,13 @@ class TreeGrower:
         return {row.number: ends[row.number][len(row.tokens)] for row in rows}
 
     def annotate(self, leaf_of: dict[int, int | None]) -> None:
-        """Write the events of the tree's growth to the segments' `info`, for the viewer.
-
-        The last segment of a pruned branch gets `pruned` (the reason) and `pruned_step`. A suppressed candidate joins
-        its segment's `suppressed` list: {"offset": position of the token taken instead, "token", "prob"}.
-        """
-        tree, record = self.builder.tree, self.tree.record
+        """Note at the last segment of each pruned branch why it was pruned, for the viewer."""
+        tree = self.builder.tree
         returned = {i for leaf in tree.leaves for i in tree.path(leaf)}
-        for event in record.pruned:
-            last = leaf_of[event["row"]]
+        for row in self.tree.dropped:
+            last = leaf_of[row.number]
             if last not in returned:  # a returned sample may contain the same tokens
-                tree.segments[last].info.notes |= {"pruned": event["reason"], "pruned_step": event["step"]}
-        for event in record.suppressed:
-            start = 0
-            for segment in (tree.segments[i] for i in tree.path(leaf_of[event["row"]])):
-                if segment.author != MODEL:
-                    continue
-                if start <= event["step"] < start + len(segment.token_ids):
-                    candidate = {"offset": event["step"] - start, "token": event["token"], "prob": event["p"]}
-                    segment.info.notes.setdefault("suppressed", []).append(candidate)
-                    break
-                start += len(segment.token_ids)
+                tree.segments[last].info.notes["pruned"] = row.pruned
 
 
 def _first_tokens(choices: Iterable[Choice]) -> list[int]:

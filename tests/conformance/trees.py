@@ -37,7 +37,7 @@ from verl.workers.config.keys import ROLLOUT
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import MODEL, TrajectoryTree
-from verl.workers.rollout.tree_builder import BranchPolicy, grow
+from verl.workers.rollout.tree_builder import BranchPolicy, Score, grow
 from verl.workers.rollout.tree_rollout import rows_of
 
 PROMPT = [1, 2, 3]
@@ -93,22 +93,27 @@ def config_of(tree: str, environment: str = "none") -> DictConfig:
     return config
 
 
-def policy_of(tree: str, environment: str = "none", reward_of: Callable = parity, slow: float = 0.0) -> BranchPolicy:
+def scoring(reward_of: Callable = parity, slow: float = 0.0) -> Score:
     async def score(tokens, about):
         await asyncio.sleep(slow * (sum(tokens) % 5))
         return reward_of(tokens)
 
+    return score
+
+
+def policy_of(tree: str, environment: str = "none") -> BranchPolicy:
     policy = parts("tree")[tree].policy.from_config(config_of(tree, environment), Paragraphs())
-    return policy.for_task(PromptTask({"raw_prompt": [], "uid": "a", "index": 0}, step=1), score)
+    return policy.for_task(PromptTask({"raw_prompt": [], "uid": "a", "index": 0}, step=1))
 
 
 def grown(
     tree: str, environment: str = "none", *, engine=None, answers=None, seed=0, max_tokens=30, **options
 ) -> tuple[TrajectoryTree, BranchPolicy]:
-    """The tree and its policy; `options` are those of `policy_of`."""
-    policy, n = policy_of(tree, environment, **options), config_of(tree, environment).actor_rollout_ref.rollout.n
+    """The tree and its policy; `options` are those of `scoring`."""
+    policy, n = policy_of(tree, environment), config_of(tree, environment).actor_rollout_ref.rollout.n
     answers = answers or environment_of(environment)
     builder = {"max_tokens": max_tokens, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": seed}
+    builder["score"] = scoring(**options)
 
     async def run() -> TrajectoryTree:
         try:
@@ -154,15 +159,12 @@ def test_prompts_side_by_side_grow_the_trees_that_each_grows_alone(tree):
     """One policy serves all prompts of a worker."""
     config = config_of(tree, "tools")
     policy = parts("tree")[tree].policy.from_config(config, Paragraphs())
-    options = {"max_tokens": 30, "stop_token_ids": [EOS], "vocab_size": VOCAB}
-
-    async def score(tokens, about):
-        return parity(tokens)
+    options = {"max_tokens": 30, "stop_token_ids": [EOS], "vocab_size": VOCAB, "score": scoring()}
 
     async def together(*seeds):
         engine, prompts = ParagraphEngine(delay=0.002), []
         for seed in seeds:
-            own = policy.for_task(PromptTask({"raw_prompt": [], "uid": "a", "index": seed}, step=1), score)
+            own = policy.for_task(PromptTask({"raw_prompt": [], "uid": "a", "index": seed}, step=1))
             n, answers = config.actor_rollout_ref.rollout.n, Calls(CALL_LIMIT)
             prompts.append(grow(engine, PROMPT, n, own, environment=answers, seed=seed, **options))
         return await asyncio.gather(*prompts)
@@ -287,6 +289,7 @@ def assert_fails(tree: str, environment: str, engine, tools, message: str) -> No
     async def run():
         n, policy = config_of(tree, environment).actor_rollout_ref.rollout.n, policy_of(tree, environment)
         options = {"max_tokens": 40, "stop_token_ids": [EOS], "vocab_size": VOCAB, "environment": tools}
+        options["score"] = scoring()
         with pytest.raises(RuntimeError, match=message):
             await grow(engine, PROMPT, n, policy, **options)
         await tools.close()

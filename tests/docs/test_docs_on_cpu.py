@@ -382,7 +382,6 @@ def logged_names() -> set[str]:
     names |= {f"tree/{name}" for path in (ROOT / "verl/workers/rollout").rglob("*.py") for name in tree_metrics(path)}
     # trees name their metrics without a section, a recipe's other modules with one
     names |= {f"tree/{n}" for path in (ROOT / "recipe").rglob("*.py") for n in tree_metrics(path) if "/" not in n}
-    names |= {f"hato/{name}" for name in keys_in("recipe/hato/credit.py", "sibling_metrics")}
     names |= {f"diversity/{name}" for name in keys_in("verl/trainer/ppo/group_diversity.py", "group_diversity")}
     return names
 
@@ -391,5 +390,5 @@ def test_every_logged_name_is_explained():
     """A compared paper's page may explain the paper's names."""
     text = "".join(page.read_text() for page in [ROOT / "docs/metrics.md", *COMPARED])
     names = logged_names()
-    assert {"tree/suppress_ratio", "tree/tool_<name>/calls", "hato/tokens_without_variance", "meta/grad_norm"} <= names
+    assert {"tree/suppress_ratio", "tree/tool_<name>/calls", "hato/rdi", "meta/grad_norm"} <= names
     assert sorted(name for name in names if f"`{name}`" not in text) == []

@@ -19,9 +19,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.common.reporting.run_metrics import load_metrics
 from recipe.common.tiny_model import write_tiny_model
-from recipe.tasks.countdown.data import CountdownConfig, random_expression, solve, write_countdown
+from recipe.tasks.countdown.data import CountdownConfig, random_expression, write_countdown
 from tests.e2e.learning import learn_by_heart
 from tests.e2e.runs import AS_TYPED, STORAGE, End, finished, imports_made, kill, logged_steps, start_run, wait_until
+from tests.recipe.tasks.countdown.solver import solve
 from verl.evaluation.model.server import serving
 from verl.evaluation.scores.results import parse_result_lines
 from verl.trainer.checkpoint_marker import complete_steps

@@ -119,7 +119,7 @@ def adapted(inputs, two_nodes):
     rows["data_source"] = ["even" if target["target"] % 2 == 0 else "odd" for target in truths(rows)]
     rows.to_parquet(file)
     meta = [f"hato.meta_learning.{setting}" for setting in ("enable=true", "n_inner_steps=2", "meta_lr=0.5")]
-    length = ["trainer.total_training_steps=4", "trainer.save_freq=3"]
+    length = ["trainer.total_training_steps=4", "trainer.save_freq=4"]
     settings = [*SETTINGS, *meta, *length, "trainer.nnodes=2"]
     return finish_run(inputs, "adapted", *settings, script=HATO, **two_nodes)
 
@@ -134,9 +134,6 @@ def test_reptile_moves_the_weights_and_they_reach_the_rollout(adapted):
     assert (table["meta/inner_distance"].dropna() > 1e-3).all()
     # step 3 samples with the interpolated weights, and the actor computes the same probabilities with its own
     assert (table["training/rollout_probs_diff_max"] < 1e-4).all()
-    for rank in (0, 1):
-        saved = adapted / f"global_step_3/actor/meta_episode_world_size_2_rank_{rank}.pt"
-        assert saved.exists(), "saved within an episode, by the workers of both nodes"
 
 
 def test_an_episode_sees_one_domain(adapted, inputs):

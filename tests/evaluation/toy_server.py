@@ -24,7 +24,6 @@ class ToyModel:
         seconds: that an answer takes.
         owned_by: kind of server that it says it is, such as `vllm`.
         context: largest number of tokens of prompt and response together; longer responses are cut.
-        refuses: chat parameters that it refuses in the words of OpenAI's API.
     """
 
     def __init__(
@@ -35,10 +34,8 @@ class ToyModel:
         token_ids: bool = True,
         owned_by: str = "toy",
         context: int = 4096,
-        refuses: tuple[str, ...] = (),
     ):
-        self.context, self.refuses = context, refuses
-        self.owned_by = owned_by
+        self.context, self.owned_by = context, owned_by
         self.failures, self.verdict, self.seconds, self.token_ids = failures, verdict, seconds, token_ids
         self.tokenizer, self.asked, self.running, self.most_at_once = make_tokenizer(), [], 0, 0
         self.app = FastAPI()
@@ -58,14 +55,7 @@ class ToyModel:
     async def chat(self, request: Request):
         asked = await request.json()
         text = asked["messages"][-1]["content"]
-        for name in self.refuses:
-            if name in asked:
-                self.asked.append(asked)
-                message = f"Unsupported parameter: '{name}' is not supported with this model."
-                hint = " Use 'max_completion_tokens' instead." if name == "max_tokens" else ""
-                error = {"message": message + hint, "param": name, "code": "unsupported_parameter"}
-                return JSONResponse({"error": error}, status_code=400)
-        if self.prompt_tokens(asked) + asked.get("max_tokens", 1) > self.context:
+        if self.prompt_tokens(asked) + asked.get("max_completion_tokens", 1) > self.context:
             self.asked.append(asked)
             message = f"This model's maximum context length is {self.context} tokens."
             return JSONResponse({"error": {"message": message, "param": "max_tokens", "code": 400}}, status_code=400)

@@ -3,16 +3,13 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from huggingface_hub import ModelCard
 from omegaconf import OmegaConf
-from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from recipe.common.tiny_model import write_tiny_model
@@ -91,32 +88,11 @@ def script():
         return load_script("export")
 
 
-def test_the_adapter_alone_with_its_card(script, run, tmp_path):
-    checkpoint, base = tmp_path / "run/global_step_4", run / "global_step_20/actor/huggingface"
-    shutil.copytree(run / "global_step_20", checkpoint)
-    torch.manual_seed(1)
-    settings = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "init_lora_weights": False}
-    trained = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(task_type="CAUSAL_LM", **settings))
-    torch.save(trained.state_dict(), checkpoint / "actor/model_world_size_1_rank_0.pt")
-    (checkpoint / "actor/fsdp_config.json").write_text('{"world_size": 1}')
-    (checkpoint / "actor/lora_train_meta.json").write_text('{"r": 4, "lora_alpha": 6}')
-    script.main(["--adapter", str(tmp_path / "run"), str(tmp_path / "adapter")])
-    files = {"README.md", "adapter_config.json", "adapter_model.safetensors", "training_config.yaml"}
-    assert {file.name for file in (tmp_path / "adapter").iterdir()} == files
-    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
-    tokens = torch.arange(20)[None]
-    assert torch.equal(loaded(tokens).logits, trained.eval()(tokens).logits)
-    card = ModelCard.load(tmp_path / "adapter/README.md")
-    assert (card.data.base_model, card.data.library_name) == ("Qwen/Qwen2.5-0.5B", "peft")
-    assert "| LoRA | r 4, lora_alpha 6, use_rslora False; alone, without the base model |" in card.content
-
-
 def test_an_export_without_a_checkpoint_or_a_new_folder_is_refused(script, run, tmp_path):
     (tmp_path / "there").mkdir()
     for arguments, message in (
         ((run, 30, tmp_path / "new"), r"error: .*/run has no complete checkpoint of step 30; it has \[10, 20\]"),
         ((run, tmp_path / "there"), r"error: .*/there exists: choose another folder, or remove it"),
-        ((run, tmp_path / "new", "--adapter"), r"error: .*lacks lora_train_meta.json, .*: did the run have none\?"),
         (("no_such_run", tmp_path / "new"), r"error: .*outputs/no_such_run does not exist: expected a run's folder"),
     ):
         with pytest.raises(SystemExit, match=message):

@@ -58,7 +58,7 @@ def segment(parent, token_ids, log_probs=None, author="model", **info) -> dict:
 def a_tree(**changes) -> dict:
     """ "3+4" forks into "*2", "-1" (each a trajectory, the first one twice) and a pruned "/"."""
     segments = [
-        segment(None, [3, 10, 4], [-0.5, -1.0, -0.25], suppressed=[{"offset": 1, "token": 12, "prob": 0.125}]),
+        segment(None, [3, 10, 4], [-0.5, -1.0, -0.25]),
         segment(0, [11, 2], [-0.1, -0.2], value=0.75),
         segment(0, [12, 1], [-3.0, -99.0]),
         segment(0, [13], [-2.0], pruned="edit distance", pruned_step=4),
@@ -120,8 +120,6 @@ def test_the_page_holds_the_trees(tmp_path, capsys):
     assert [entry["parent"] for entry in tree["segments"]] == [None, 0, 0, 0, 2]
     assert tree["segments"][3]["info"] == {"pruned": "edit distance", "pruned_step": 4}
     assert tree["segments"][4]["author"] == "tool"
-    ((offset, index, probability),) = tree["segments"][0]["suppressed"]
-    assert (offset, tree["vocabulary"][index], probability) == (1, [12, "-"], 0.125)
     assert tree["leaves"] == [1, 4, 1] and tree["rewards"] == [1.0, 0.0, 1.0] and tree["update"] == "tree"
 
 

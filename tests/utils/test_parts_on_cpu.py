@@ -49,13 +49,6 @@ class PieceKeys:
     trajectories=lambda keys: keys.M * (1 + keys.N), formula="M (1 + N)", smallest={"M": 3}, scaled_by="M",
 )
 class Policy(BranchPolicy):
-    def __init__(self, keys):
-        self.keys = keys
-
-    @classmethod
-    def from_config(cls, config, tokenizer=None):
-        return cls(cls.part.read(config))
-
     async def grow(self, builder, n):
         seeds = random.Random(builder.seed)
         whole = await gather_or_cancel(*(builder.finish(Path(), seeds.getrandbits(31)) for _ in range(self.keys.M)))

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,9 +27,8 @@ from verl.evaluation.model.server import (
 )
 from verl.evaluation.questions.benchmarks import find_benchmark
 from verl.evaluation.questions.loading import QuestionSet, read_questions
-from verl.evaluation.questions.prompts import prompt_ids_of
 from verl.evaluation.run import Responder, Scorer, chat_responder, collect, missing, token_responder
-from verl.evaluation.scores.judge import Judge, JudgeCache
+from verl.evaluation.scores.judge import Judge
 from verl.evaluation.scores.metrics import measure
 from verl.evaluation.scores.results import EvalResult, format_result_lines, write_result_log
 from verl.evaluation.scores.sample_file import SampleFile
@@ -43,7 +41,6 @@ from verl.evaluation.settings import (
     reported_settings,
     sampling_of,
 )
-from verl.trainer.checks.model.settings import POSITIONS, model_json
 from verl.trainer.checks.preflight import check_model_path
 from verl.workers.config.keys import read_keys
 from verl.workers.rollout.chat.calls import CallReader
@@ -61,8 +58,7 @@ from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, tool_class
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 # settings on which the samples do not depend, and settings that `settings_of` replaces
-NOT_ASKED = ("output_dir", "ks", "server", "judge", "step", "model", "experiment", "limit", "skip_bad_rows")
-NOT_ASKED += ("skip_missing", "n")
+NOT_ASKED = ("output_dir", "ks", "server", "judge", "step", "model", "experiment", "limit", "skip_missing", "n")
 
 
 class EvaluationError(ValueError):
@@ -88,21 +84,10 @@ class Plan(NamedTuple):
     environment: EnvironmentChoice
     prompt: str  # style of the prompts in words, from `prompt_style`
     template: dict  # `apply_chat_template_kwargs`
-    # For each question: the largest number of tokens that max_tokens and the context leave to a response, 0 or less if
-    # the question does not fit. Empty if that is not known.
-    rooms: Sequence[int] = ()
-    refused: Sequence[str] = ()  # names of the sampling parameters that the server has refused
-
-    @property
-    def sampling(self) -> dict:
-        """The sampling parameters that count: the context may leave fewer than max_tokens to the shortest prompt."""
-        effective = {"max_tokens": max(self.rooms)} if self.rooms else {}
-        return sampling_of(self.config) | effective | dict.fromkeys(self.refused, "refused")
 
     @property
     def reported(self) -> dict:
-        reported = reported_settings(self.config, self.prompt, self.template, self.scoring, self.environment.about)
-        return reported | self.sampling
+        return reported_settings(self.config, self.prompt, self.template, self.scoring, self.environment.about)
 
     @property
     def step(self) -> int | None:
@@ -136,14 +121,8 @@ class Plan(NamedTuple):
             lines.append(f"tools: {', '.join(self.tools.tool_instances)}, {how}")
         if keys := self.environment.keys:
             lines.append(f"environment=gym: {keys.class_path or keys.url}, {keys.max_steps} actions a response")
-        sampling = {"n": config.n} | self.sampling | {"seed": config.seed}
+        sampling = {"n": config.n} | sampling_of(config) | {"seed": config.seed}
         lines.append("sampling: " + ", ".join(f"{name}={value}" for name, value in sampling.items()))
-        if self.rooms and min(self.rooms) < config.max_tokens:
-            left = [tokens for tokens in self.rooms if tokens > 0]
-            lines.append(
-                f"context: of max_tokens={config.max_tokens} it leaves {min(left, default=0)} to "
-                f"{max(left, default=0)}; {len(self.rooms) - len(left)} questions do not fit and count as wrong"
-            )
         return [*lines, f"prompt: {self.prompt}; apply_chat_template_kwargs={self.template}"]
 
 
@@ -162,11 +141,9 @@ def plan_of(config: DictConfig) -> Plan:
     questions = read_questions(
         config.benchmark,
         _files(config),
-        where=OmegaConf.to_container(config.where),
         style=config.style,
         tool_tags=tool_tags,
         system=config.system,
-        skip_bad_rows=config.skip_bad_rows,
     )
     questions = questions._replace(questions=questions.questions[: config.limit])
     prompt, template = prompt_style(config, questions, tool_tags), chat_template_kwargs(config, checkpoint)
@@ -176,32 +153,8 @@ def plan_of(config: DictConfig) -> Plan:
         raise ValueError(f"scoring={scoring} needs environment=gym, with environment.reward other than task")
     if environment.keys is not None:
         _check_gym(config, environment.keys, questions)
-    # What chats, games and rules of contexts put into the context is known only when they run.
-    plain = environment.name == "tools" and not environment.contexts.change_contexts and not tools.describe_in_prompt
-    rooms = _rooms(config, checkpoint, questions, template) if plain and checkpoint is not None else []
-    if rooms and max(rooms) < 1:
-        raise ValueError(f"no question fits into the context of {checkpoint.model}: raise server.max_model_len")
     tools = tools if instances else None
-    return Plan(config, checkpoint, questions, scoring, tools, environment, prompt, template, rooms)
-
-
-def _rooms(config: DictConfig, checkpoint: Checkpoint, questions: QuestionSet, template: dict) -> list[int]:
-    """Return `Plan.rooms` for a server that is started here; its context is server.max_model_len or the model's."""
-    path = str(checkpoint.shards / "huggingface") if checkpoint.shards else checkpoint.model
-    model = model_json(path) or {}
-    rope = model.get("rope_scaling") or model.get("rope_parameters") or {}
-    is_scaled = "factor" in rope and rope.get("rope_type", rope.get("type")) not in ("llama3", "longrope")
-    context = config.server.max_model_len or (None if is_scaled else model.get(POSITIONS))  # else vLLM computes it
-    if config.server.url is not None or context is None or "--max-model-len" in map(str, config.server.options):
-        return []
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(config.server.tokenizer or path)
-    except (OSError, ValueError):
-        return []  # the server says what is wrong with it
-    lengths = [len(prompt_ids_of(tokenizer, question.prompt, template)) for question in questions.questions]
-    return [min(config.max_tokens, context - length) for length in lengths]
+    return Plan(config, checkpoint, questions, scoring, tools, environment, prompt, template)
 
 
 def _check_gym(config: DictConfig, keys: GymKeys, questions: QuestionSet) -> None:
@@ -350,9 +303,11 @@ def _scorer(plan: Plan) -> Scorer:
         return partial(asyncio.to_thread, score)
     side = plan.config.judge
     clients, name, _, beyond_openai = _connect(side, side.url, side.concurrency)
-    sampling = {"max_tokens": side.max_tokens, "temperature": side.temperature}
+    sampling = {"max_tokens": side.max_tokens}
+    if side.temperature is not None:
+        sampling["temperature"] = side.temperature
     model = ChatModel(clients, name, side.concurrency, beyond_openai)
-    return Judge(model, JudgeCache(side.cache, size_mb=8192), sampling).score
+    return Judge(model, sampling).score
 
 
 def _responder(plan: Plan, url: str, tools: ToolBox | None, stack: AsyncExitStack) -> Responder:
@@ -429,8 +384,7 @@ def evaluate(config: DictConfig) -> list[str]:
                 if missing(plan.questions.questions, plan.config.n, samples):
                     if plan.config.server.url is None and (problem := gpu_problem(plan.config.server, visible_gpus())):
                         raise EvaluationError(problem)
-                    with _as_evaluation_error():
-                        allow_open_files(plan.requests_at_once)
+                    allow_open_files(plan.requests_at_once)
                     # The first benchmark that needs a server starts it for all.
                     url = url or stack.enter_context(_server(plan))
                     asyncio.run(_collect(plan, url, samples))
@@ -455,13 +409,8 @@ def _plans(config: DictConfig) -> list[Plan]:
 def _results(plan: Plan, samples: SampleFile) -> list[str]:
     config, questions = plan.config, plan.questions.questions
     rows = [samples.rows[question.id, number] for question in questions for number in range(config.n)]
-    limits: dict[str, int] = {}
-    for row in rows:
-        if row.get("max_tokens") is not None:
-            limits[row["question"]] = max(row["max_tokens"], limits.get(row["question"], 0))
-    refused = sorted({name for row in rows for name in row.get("refused", ())})
-    plan = plan._replace(rooms=list(limits.values()) or plan.rooms, refused=refused)
-    rows = find_scoring(plan.scoring).join_votes(rows)
+    if all(row.get("lost") for row in rows):
+        raise EvaluationError(f"{plan.path} holds no response: {rows[0]['lost']}; delete it when that is changed")
     try:
         metrics = measure(rows, config.ks)
     except ValueError as error:

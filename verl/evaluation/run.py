@@ -34,8 +34,6 @@ class Response(NamedTuple):
     reward: float | None = None  # the environment's
     lost: str = ""  # why the response is empty and wrong: the environment has lost it, or the question does not fit
     cut: bool | None = None  # whether it ended at a limit of tokens or tool calls
-    max_tokens: int | None = None  # largest number of tokens that it could have
-    refused: Sequence[str] = ()  # names of the sampling parameters that the server refused
 
     @property
     def scored_by_environment(self) -> Scored | None:
@@ -55,10 +53,6 @@ class OneResponse(BranchPolicy):
     """The policy of an evaluation: one response, as `tree=plain` samples it. `ended` says why it has ended."""
 
     ended: Ended | None = None
-
-    @classmethod
-    def from_config(cls, config, tokenizer=None) -> "OneResponse":
-        return cls()
 
     async def grow(self, builder: TreeBuilder, n: int) -> None:
         response = await builder.continue_to_end(Path(), random.Random(builder.seed).getrandbits(31))
@@ -107,7 +101,7 @@ def token_responder(
             generation = await engine.generate(request)
             token_ids, text = generation.token_ids, tokenizer.decode(generation.token_ids, skip_special_tokens=True)
             cut = len(token_ids) >= room and not generation.stopped and not any(stop in text for stop in request.stop)
-            return Response(text, len(token_ids), cut=cut, max_tokens=room)
+            return Response(text, len(token_ids), cut=cut)
         settings, policy = Sampling(**options), OneResponse()
         if rule is not None:
             limits |= {"max_tokens": max_tokens, "max_model_len": context, "context_rule": rule}
@@ -117,7 +111,7 @@ def token_responder(
         reward = sum(rewards[0].values()) if rewards else None
         calls = None if rewards else sum(segment.author == TOOL for segment in tree.segments)
         cut = policy.ended in (Ended.LENGTH, Ended.CALL_LIMIT)
-        return Response(text, tokens, calls, reward, cut=cut, max_tokens=limits["max_tokens"])
+        return Response(text, tokens, calls, reward, cut=cut)
 
     return respond
 
@@ -130,8 +124,7 @@ def chat_responder(model: ChatModel, sampling: Mapping, template: Mapping) -> Re
 
     async def respond(question: Question, seed: int) -> Response:
         text, tokens, cut = await model.ask(question.prompt, seed=seed, **options)
-        refused = [name for name, own in model.names.items() if own is None]
-        return Response(text, tokens, cut=cut, max_tokens=(cut and tokens) or None, refused=refused)
+        return Response(text, tokens, cut=cut)
 
     return respond
 
@@ -169,11 +162,11 @@ async def collect(
             try:
                 response = await respond(question, seed_of(seed, question.id, number))
             except DoesNotFit as error:
-                response = Response("", 0, lost=str(error), cut=False, max_tokens=0)
+                response = Response("", 0, lost=str(error), cut=False)
             scored = response.scored_by_environment or await score(question, response.text)
         row = {"question": question.id, "sample": number, "score": scored.score, "answer": scored.answer, **scored.more}
         row |= {"tokens": response.tokens, "tool_calls": response.tool_calls, "response": response.text}
-        row |= {name: getattr(response, name) for name in ("cut", "max_tokens", "refused")}
+        row["cut"] = response.cut
         samples.add(row | {"seconds": round(time.monotonic() - started, 3)})
         if scored.score is not None:
             right, scored_so_far = right + scored.score, scored_so_far + 1

@@ -98,8 +98,6 @@ class Tree(Part):
     variant: Mapping[str, Any] = field(default_factory=dict)  # values by which it differs from the tree that it extends
     forks_at_results: bool = False  # forks after a tool's result, so that a diagnosis without tools leaves it out
     reads_rewards: bool = False  # reads rewards of trajectories while it grows
-    # the `key=value` of a run's config by which it reads reference answers' likelihoods while it grows; empty if none
-    reads_answers: Callable[[DictConfig], str] = lambda config: ""
     # whether the trainer changes the sampling temperature between steps
     changes_temperature: Callable[[DictConfig], bool] = lambda config: False
     learns: bool = False  # a trainer component learns a model that it needs
@@ -158,8 +156,6 @@ class Credit(Part):
     keys: type | None = None
     needs: tuple[TokenField, ...] = ()  # token fields that it reads, which only this project's trainer sends
     reward_fields: tuple[RewardField, ...] = ()  # numbers of the reward function that it reads beside the rewards
-    # (rewards, mask, index, norm), which are the estimator's arguments -> metrics of a step
-    metrics: Callable[..., dict[str, float]] | None = None
 
     def read(self, algorithm: Any) -> Any:
         """Return the settings in a run's section `algorithm`, which may be None; None for a credit without settings."""

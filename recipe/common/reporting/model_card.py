@@ -28,8 +28,7 @@ class CheckpointFacts(NamedTuple):
     config: DictConfig | None  # None for a checkpoint without one
     versions: dict[str, str]  # package -> version, of the packages that wrote the checkpoint
     dtype: str  # data type of the weights
-    lora: dict[str, Any] | None  # `r`, `lora_alpha` and `use_rslora`; None without LoRA
-    is_adapter: bool  # whether the weights are LoRA's factors alone; otherwise these were merged into the weights
+    lora: dict[str, Any] | None  # `r`, `lora_alpha` and `use_rslora` of what was merged; None without LoRA
     results: Results  # of the checkpoint's step; the experiment is the way to measure
 
 
@@ -59,7 +58,7 @@ def model_card(facts: CheckpointFacts) -> str:
     is_hub_name = base is not None and re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists()
     header = ModelCardData(
         base_model=base if is_hub_name else None,
-        library_name="peft" if facts.is_adapter else "transformers",
+        library_name="transformers",
         pipeline_tag="text-generation",
         tags=["reinforcement-learning", "verl"],
     )
@@ -90,10 +89,9 @@ def _training(facts: CheckpointFacts, config: DictConfig) -> dict[str, Any]:
     tree, environment = parts_of(rollout)
     files = [data.train_files] if isinstance(data.train_files, str) else data.train_files
     lora = ", ".join(f"{key} {value}" for key, value in (facts.lora or {}).items())
-    way = "alone, without the base model" if facts.is_adapter else "merged into the weights"
     return {
         "base model": model.path,
-        **({"LoRA": f"{lora}; {way}"} if lora else {}),
+        **({"LoRA": f"{lora}; merged into the weights"} if lora else {}),
         "tree": tree or "independent responses",
         "environment": environment,
         "sampler": describe_sampler(config),

@@ -15,8 +15,7 @@ Tails chosen by outcome are a biased sample of what follows their base, so here 
 """
 
 import random
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from statistics import fmean
 
 from pydantic import Field
@@ -26,9 +25,8 @@ from verl.utils.parts import register_tree
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.environment import NO_ENVIRONMENT
-from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import add_steps, path_to, split_steps
-from verl.workers.rollout.tree_builder import BranchPolicy, Score, TreeBuilder, derived_seed
+from verl.workers.rollout.tree_builder import BranchPolicy, TreeBuilder, derived_seed
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -88,22 +86,12 @@ def new_tails(keys: BranPOKeys, lengths: Sequence[int], rewards: Sequence[float]
     reads_rewards=True,
 )
 class Policy(BranchPolicy):
-    """The policy of `tree=branpo`; `text_of` returns a token's text, and `score` a trajectory's reward."""
-
-    def __init__(self, keys: BranPOKeys, text_of: Callable[[int], str], score: Score | None = None):
-        self.keys, self.text_of, self.score = keys, text_of, score
-
-    @classmethod
-    def from_config(cls, config, tokenizer=None) -> "Policy":
-        return cls(cls.part.read(config), lru_cache(maxsize=None)(lambda token: tokenizer.decode([token])))
-
-    def for_task(self, task: PromptTask, score: Score | None) -> "Policy":
-        return Policy(self.keys, self.text_of, score)
+    """The policy of `tree=branpo`."""
 
     async def grow(self, builder: TreeBuilder, n: int) -> None:
         keys, tree = self.keys, builder.tree
         bases = await gather_or_cancel(*(self._continue(builder, None, "base", i) for i in range(keys.bases)))
-        rewards = await gather_or_cancel(*(builder.reward(base[-1], self.score) for base in bases))
+        rewards = await gather_or_cancel(*(builder.reward(base[-1]) for base in bases))
         tails = new_tails(keys, [len(base) for base in bases], rewards, derived_seed(builder.seed, "steps back"))
         starts = [[None, *bases[i]][max(0, len(bases[i]) - steps_back)] for i, steps_back in tails]
         starts += [None] * (n - len(bases) - len(starts))

@@ -18,7 +18,6 @@ The second stage of the paper is an ordinary run (tree=plain) from the first one
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from heapq import nlargest
 from statistics import fmean
 
@@ -29,7 +28,7 @@ from verl.utils.parts import register_tree
 from verl.workers.config.keys import ROLLOUT, STRICT, check_log_probs
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.trajectory_tree import Segment, first_tokens
-from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder, derived_seed
+from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder, derived_seed, token_text
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -63,14 +62,11 @@ class CUREKeys:
 class Policy(BranchPolicy):
     """The policy of `tree=cure`; `text_of` returns a token's text, and an empty one for a special token."""
 
-    def __init__(self, keys: CUREKeys, text_of: Callable[[int], str]):
-        self.keys, self.text_of = keys, text_of
-
     @classmethod
     def from_config(cls, config, tokenizer=None) -> "Policy":
         keys = cls.part.read(config)
         check_log_probs(config.actor_rollout_ref.rollout, f"{ROLLOUT}.custom.cure.entropy_top_k", keys.entropy_top_k)
-        return cls(keys, lru_cache(maxsize=None)(lambda token: tokenizer.decode([token], skip_special_tokens=True)))
+        return cls(keys, token_text(tokenizer, skip_special_tokens=True))
 
     async def grow(self, builder: TreeBuilder, n: int) -> None:
         grown = await gather_or_cancel(*(self._tree(builder, number) for number in range(self.keys.n1)))

@@ -15,7 +15,6 @@ branches, so the number of rows varies; nothing is seeded; and a step ends eithe
 import math
 import random
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 from pydantic import Field
@@ -27,7 +26,7 @@ from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import TrajectoryTree, add_steps, path_to, split_steps
-from verl.workers.rollout.tree_builder import BranchPolicy, Path, Score, TreeBuilder, derived_seed
+from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder, derived_seed
 
 # A branch's own tokens hold the number of the pivot that they follow, from 1 on; all other tokens hold 0.
 PIVOTS = TokenField("deep_grpo_pivot", "algorithm.adv_estimator=deep_grpo", unsent=0, on_demand=True)
@@ -92,26 +91,21 @@ def pivot_weights(n_nodes: int, gamma: float, fit: Fit | None) -> list[float]:
     learns=True,
 )
 class Policy(BranchPolicy):
-    """The policy of `tree=deep_grpo`; `text_of` returns a token's text, and `score` a trajectory's reward."""
+    """The policy of `tree=deep_grpo`; `fit` is the success model's, None before the first."""
 
     fields = (PIVOTS,)
 
-    def __init__(
-        self, keys: DeepGRPOKeys, text_of: Callable[[int], str], score: Score | None = None, fit: Fit | None = None
-    ):
-        self.keys, self.text_of, self.score, self.fit = keys, text_of, score, fit
+    def __init__(self, keys: DeepGRPOKeys, text_of: Callable[[int], str], fit: Fit | None = None):
+        super().__init__(keys, text_of)
+        self.fit = fit
 
-    @classmethod
-    def from_config(cls, config, tokenizer=None) -> "Policy":
-        return cls(cls.part.read(config), lru_cache(maxsize=None)(lambda token: tokenizer.decode([token])))
-
-    def for_task(self, task: PromptTask, score: Score | None) -> "Policy":
-        return Policy(self.keys, self.text_of, score, task.settings.tree_record(Fit))
+    def for_task(self, task: PromptTask) -> "Policy":
+        return Policy(self.keys, self.text_of, task.settings.tree_record(Fit))
 
     async def grow(self, builder: TreeBuilder, n: int) -> None:
         keys, tree = self.keys, builder.tree
         chains = await gather_or_cancel(*(self._chain(builder, i) for i in range(keys.chains)))
-        rewards = await gather_or_cancel(*(builder.reward(chain[-1], self.score) for chain in chains))
+        rewards = await gather_or_cancel(*(builder.reward(chain[-1]) for chain in chains))
         failed = [chain for chain, reward in zip(chains, rewards, strict=True) if reward <= keys.failure_threshold]
         pivots = [self._pivot(builder, *numbered) for numbered in enumerate(failed[: keys.max_failures], 1)]
         others = [self._chain(builder, i) for i in range(keys.chains, n - len(pivots) * keys.branches)]

@@ -39,8 +39,8 @@ class EdgeKeys:
 
 
 def entropy_factors(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return mean(P) / P_i (B, T) at the tokens of the mask, 0 elsewhere, and the extreme factors as metrics. Tokens
-    whose entropy is not finite do not count; a response without tokens that count has the factor 1."""
+    """Return mean(P) / P_i (B, T) at the tokens of the mask, 0 elsewhere, and no metrics. Tokens whose entropy is not
+    finite do not count; a response without tokens that count has the factor 1."""
     valid = mask & entropy.isfinite()
     n_tokens = valid.sum(-1)
     has_tokens = n_tokens > 0
@@ -49,9 +49,7 @@ def entropy_factors(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Te
     if not has_tokens.any():
         return mask.float(), {}
     factors = torch.where(has_tokens, own[has_tokens].mean() / own, 1.0)
-    shown = factors[has_tokens]
-    metrics = {"edge/factor_min": shown.min().item(), "edge/factor_max": shown.max().item()}
-    return factors.float().unsqueeze(-1) * mask, metrics
+    return factors.float().unsqueeze(-1) * mask, {}
 
 
 ENTROPY_FACTOR = TokenField("edge_factor", "algorithm.adv_estimator=edge", compute=entropy_factors)

@@ -71,9 +71,6 @@ PROMPT = Trajectory([], [])
 class Policy(BranchPolicy):
     """The policy of `tree=eptree`."""
 
-    def __init__(self, keys: EPTreeKeys):
-        self.keys = keys
-
     @classmethod
     def from_config(cls, config, tokenizer=None) -> "Policy":
         keys = cls.part.read(config)

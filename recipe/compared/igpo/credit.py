@@ -49,17 +49,6 @@ def discounted_sums(rewards: list[float], gamma: float) -> list[float]:
     return sums[::-1]
 
 
-def gain_metrics(rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, norm: bool) -> dict[str, float]:
-    """Return the mean number of gains (`ANSWER_GAINS`) of a trajectory and, if there are any, their mean and mean
-    absolute value before normalization; the arguments have no effect."""
-    gains = ANSWER_GAINS.get()
-    values = gains[~gains.isnan()]
-    if not len(values):
-        return {"igpo/turns_with_gain": 0.0}
-    sizes = {"igpo/answer_gain": values.mean().item(), "igpo/answer_gain_size": values.abs().mean().item()}
-    return {"igpo/turns_with_gain": len(values) / len(gains)} | sizes
-
-
 @register_credit(
     "igpo",
     "IGPO (arXiv 2510.14967): each turn's gain of the reference answer's likelihood, and the outcome",
@@ -67,7 +56,6 @@ def gain_metrics(rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, n
     keys=IGPOKeys,
     compares=Compares.NODES,
     needs=(SEGMENT_IDS, ANSWER_GAINS),
-    metrics=gain_metrics,
 )
 def compute_igpo_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool, keys: IGPOKeys

@@ -12,12 +12,10 @@ All are 0 where every choice has the same reward: no response is right, or fewer
 
 Differences from the authors' function, which has no default of k: c is counted in the reward function's `acc`, not in
 the score, which penalties change. Another `acc` than 0 or 1 is refused; theirs returns it as the advantage. k above
-`rollout.n` is refused; theirs divides 0 by 0. Responses that share tokens are not independent, which biases rho: a
-warning says so. Upstream's `grpo_passk` is another estimator, in which only the best response has an advantage.
+`rollout.n` is refused; theirs divides 0 by 0. Responses that share tokens are not independent, which biases rho.
+Upstream's `grpo_passk` is another estimator, in which only the best response has an advantage.
 """
 
-import logging
-from functools import cache
 from math import comb, sqrt
 
 import numpy as np
@@ -25,12 +23,10 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, batch_nodes
 from verl.utils.parts import Compares, register_credit
 from verl.utils.token_fields import RewardField
 from verl.workers.config.keys import ROLLOUT, STRICT
 
-logger = logging.getLogger(__name__)
 ACCURACY = RewardField("acc", "algorithm.adv_estimator=passk")
 
 
@@ -73,15 +69,12 @@ def passk_advantages(n: int, n_right: int, k: int, epsilon: float = 0.0) -> tupl
     keys=PassKKeys,
     smallest={"k": 2},
     compares=Compares.GROUP_THEN_MORE,
-    needs=(SEGMENT_IDS,),
     reward_fields=(ACCURACY,),
 )
 def compute_passk_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool, keys: PassKKeys
 ) -> torch.Tensor:
     """Return the advantages (B, 1); `norm` has no effect. Raise ValueError for an `acc` that is neither 0 nor 1."""
-    if (batch_nodes(index, mask).passing > 1).any():
-        warn_of_shared_tokens()
     accuracy = ACCURACY.get()
     advantages = torch.zeros(len(index), 1)
     prompts, numbers = np.unique(index, return_inverse=True)
@@ -98,12 +91,3 @@ def compute_passk_advantage(
         right, wrong = passk_advantages(len(rows), int(is_right.sum()), keys.k, epsilon)
         advantages[rows, 0] = torch.where(is_right, right, wrong).float()
     return advantages
-
-
-@cache
-def warn_of_shared_tokens() -> None:
-    """Log a warning about shared tokens, once in a process."""
-    logger.warning(
-        "algorithm.adv_estimator=passk: responses share tokens, so they are not independent, and Pass@k is biased; "
-        "tree=plain has independent responses"
-    )

@@ -8,8 +8,6 @@ trajectory is not drawn. Where a tree has no other step, the prompt is continued
 """
 
 import random
-from collections.abc import Callable
-from functools import lru_cache
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -50,15 +48,7 @@ class TreeGRPOKeys:
     diagnosis={"N": 3},
 )
 class Policy(BranchPolicy):
-    """`tree=tree_grpo`; `text_of` gives a token's text."""
-
-    def __init__(self, keys: TreeGRPOKeys, text_of: Callable[[int], str] = str):
-        self.keys, self.text_of = keys, text_of
-
-    @classmethod
-    def from_config(cls, config, tokenizer=None) -> "Policy":
-        keys = cls.part.read(config)
-        return cls(keys, lru_cache(maxsize=None)(lambda token: tokenizer.decode([token])))
+    """The policy of `tree=tree_grpo`."""
 
     async def grow(self, builder: TreeBuilder, n: int) -> None:
         trees = await gather_or_cancel(*(self._tree(builder, number) for number in range(self.keys.M)))

@@ -66,10 +66,10 @@ class TreePOKeys:
     smallest={"segment_length": 4, "max_depth": 6, "first_round_divergence": 2},
 )
 class Policy(BranchPolicy):
-    """The policy of `tree=treepo`; `text_of` returns the text of tokens."""
+    """The policy of `tree=treepo`; `decode` returns the text of tokens."""
 
-    def __init__(self, keys: TreePOKeys, text_of: Callable[[Sequence[int]], str]):
-        self.keys, self.text_of = keys, text_of
+    def __init__(self, keys: TreePOKeys, decode: Callable[[Sequence[int]], str]):
+        self.keys, self.decode = keys, decode
 
     @classmethod
     def from_config(cls, config, tokenizer=None) -> "Policy":
@@ -115,7 +115,7 @@ class Policy(BranchPolicy):
     def _repeats(self, segments: Sequence[Segment]) -> bool:
         """Return whether a text of `repetition_length` characters occurs `repetition_count` times in the segments."""
         length, count = self.keys.repetition_length, self.keys.repetition_count
-        text = self.text_of([token for s in segments if s.author == MODEL for token in s.token_ids])
+        text = self.decode([token for s in segments if s.author == MODEL for token in s.token_ids])
         pieces = Counter(text[i : i + length] for i in range(len(text) - length + 1))
         return count > 0 and any(n >= count and text.count(piece) >= count for piece, n in pieces.items())
 

@@ -1,4 +1,4 @@
-"""Countdown: use every number once to reach the target. Problems, demonstrations and a reference solver.
+"""Countdown: use every number once to reach the target. Problems and demonstrations.
 
     python -m recipe.tasks.countdown.data --output-dir outputs/data/countdown
 
@@ -6,7 +6,6 @@ writes train.parquet and test.parquet in verl's format, and sft.parquet with dem
 share `demo_correct` of these is right: a model trained on right answers alone leaves RL nothing to find quickly.
 """
 
-import itertools
 import operator
 import random
 from collections.abc import Sequence
@@ -29,7 +28,8 @@ from recipe.tasks.countdown.reward import NotAnExpression, evaluate
 SIZES = {"sft": "demo_size", "test": "test_size", "train": "train_size"}
 TEST_SHARE = 0.2
 FRUITLESS_ATTEMPTS = 20_000
-_OPERATIONS = {"+": (operator.add, 1), "-": (operator.sub, 1), "*": (operator.mul, 2), "/": (operator.truediv, 2)}
+TRIES = 100  # random expressions that are tried for a right demonstration of a problem
+_OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 Problem = tuple[tuple[int, ...], int]  # numbers in ascending order, target
 
 
@@ -71,48 +71,6 @@ def countdown_text(numbers: Sequence[int], target: int, operators: str, style: s
     )
 
 
-@dataclass(frozen=True)
-class _Term:
-    value: Fraction
-    text: str
-    precedence: int = 3
-
-
-def _combine(left: _Term, symbol: str, right: _Term) -> _Term | None:
-    """Return `left symbol right` with the necessary parentheses; None for a division by zero."""
-    if symbol == "/" and right.value == 0:
-        return None
-    operation, precedence = _OPERATIONS[symbol]
-    left_text = f"({left.text})" if left.precedence < precedence else left.text
-    binds_tighter = right.precedence > precedence or (right.precedence == precedence and symbol in "+*")
-    right_text = right.text if binds_tighter else f"({right.text})"
-    return _Term(operation(left.value, right.value), f"{left_text}{symbol}{right_text}", precedence)
-
-
-def _number(value: int) -> _Term:
-    return _Term(Fraction(value), str(value))
-
-
-def solve(numbers: Sequence[int], target: int, operators: str = "+-*/") -> str | None:
-    """Return an expression with every number exactly once that equals `target`; None if none exists (all are tried)."""
-
-    def search(terms: list[_Term]) -> str | None:
-        if len(terms) == 1:
-            return terms[0].text if terms[0].value == target else None
-        for i, j in itertools.permutations(range(len(terms)), 2):
-            rest = [term for k, term in enumerate(terms) if k not in (i, j)]
-            for symbol in operators:
-                if symbol in "+*" and i > j:
-                    continue  # The operator is commutative, and the other order has been tried.
-                combined = _combine(terms[i], symbol, terms[j])
-                solution = combined and search([*rest, combined])
-                if solution:
-                    return solution
-        return None
-
-    return search([_number(n) for n in numbers])
-
-
 def random_expression(numbers: Sequence[int], operators: str, rng: random.Random) -> str | None:
     """Return a random expression without parentheses; None if it divides by zero."""
     order = rng.sample(list(numbers), len(numbers))
@@ -127,15 +85,15 @@ def random_expression(numbers: Sequence[int], operators: str, rng: random.Random
 def random_problem(config: CountdownConfig, rng: random.Random) -> Problem | None:
     """Return a problem whose target is the value of a random expression; None if that value is no allowed target."""
     count = rng.randint(config.min_numbers, config.max_numbers)
-    terms = [_number(rng.randint(config.min_number, config.max_number)) for _ in range(count)]
-    numbers = tuple(sorted(int(term.value) for term in terms))
-    while len(terms) > 1:
-        left, right = (terms.pop(rng.randrange(len(terms))) for _ in range(2))
-        combined = _combine(left, rng.choice(config.operators), right)
-        if combined is None:
+    values = [Fraction(rng.randint(config.min_number, config.max_number)) for _ in range(count)]
+    numbers = tuple(sorted(map(int, values)))
+    while len(values) > 1:
+        left, right = (values.pop(rng.randrange(len(values))) for _ in range(2))
+        symbol = rng.choice(config.operators)
+        if symbol == "/" and right == 0:
             return None
-        terms.append(combined)
-    value = terms[0].value
+        values.append(_OPERATIONS[symbol](left, right))
+    value = values[0]
     if value.denominator != 1 or not config.min_target <= value <= config.max_target:
         return None
     return numbers, int(value)
@@ -161,15 +119,22 @@ def row_of(problem: Problem, index: int, split: str, config: CountdownConfig, rn
     return rl_row("countdown", question, {"target": target, "numbers": list(shown)}, split, index)
 
 
+def right_expression(problem: Problem, operators: str, rng: random.Random) -> str | None:
+    """Return the first right one of `TRIES` random expressions; None if none is right."""
+    tries = (random_expression(problem[0], operators, rng) for _ in range(TRIES))
+    return next((text for text in tries if text and evaluate(text)[0] == problem[1]), None)
+
+
 def demonstration(problem: Problem, config: CountdownConfig, rng: random.Random) -> dict:
-    """Return a conversation, right with probability `demo_correct`, else with a random expression, seldom right."""
-    numbers, target = problem
-    shown = rng.sample(numbers, len(numbers))
+    """Return a conversation, right with probability `demo_correct`, else with a random expression, seldom right. A
+    right one is about another problem if no expression without parentheses is found for this one."""
+    shown = rng.sample(problem[0], len(problem[0]))
     expression = None
     if rng.random() < config.demo_correct:
-        tries = (random_expression(numbers, config.operators, rng) for _ in range(100))
-        right = (text for text in tries if text and evaluate(text)[0] == target)
-        expression = next(right, None) or solve(shown, target, config.operators)
+        while (expression := right_expression(problem, config.operators, rng)) is None:
+            (problem,) = draw_problems(config, 1, False, rng)
+            shown = rng.sample(problem[0], len(problem[0]))
+    numbers, target = problem
     while expression is None:
         expression = random_expression(numbers, config.operators, rng)
     question = countdown_text(shown, target, config.operators, config.style)

@@ -2,7 +2,6 @@
 
 import base64
 import itertools
-from pathlib import Path
 
 from verl.evaluation.questions.benchmarks import (
     HUB,
@@ -12,8 +11,9 @@ from verl.evaluation.questions.benchmarks import (
     needs_image,
     register_benchmark,
     text_answers,
+    text_question,
 )
-from verl.utils.data_files import BadRow, read_lines
+from verl.utils.data_files import BadRow
 
 
 def musique_answers(row: dict, names: tuple[str, ...]) -> list[str]:
@@ -46,21 +46,6 @@ def decode_xbench(row: dict) -> dict:
     return plain
 
 
-def read_wikidata_aliases(data: Path) -> dict[str, list[str]]:
-    """Return Wikidata id -> names of the entity, from id_aliases.json (a JSON object on each line) beside a data file;
-    nothing without that file."""
-    names: dict[str, list[str]] = {}
-    path = data.with_name("id_aliases.json")
-    if not path.is_file():
-        return names
-    for number, row in enumerate(read_lines(path), start=1):
-        aliases, demonyms = row.get("aliases"), row.get("demonyms", [])
-        if not isinstance(row.get("Q_id"), str) or not isinstance(aliases, list) or not isinstance(demonyms, list):
-            raise ValueError(f"{path}, row {number}: expected Q_id and lists aliases and demonyms, got {sorted(row)}")
-        names[row["Q_id"]] = [*aliases, *demonyms]
-    return names
-
-
 def _register(name: str, title: str, get: str, scoring: str, **options) -> None:
     """Register a set of questions that models answer with tools."""
     register_benchmark(name, Benchmark(title=title, get=get, scoring=scoring, style="answer", **options))
@@ -78,12 +63,10 @@ _register(
 _register(
     "2wikimultihopqa",
     "2WikiMultihopQA",
-    "https://github.com/Alab-NII/2wikimultihop (data_ids_april7.zip: dev.json and id_aliases.json)",
+    "https://github.com/Alab-NII/2wikimultihop (data_ids_april7.zip: dev.json)",
     "qa",
     answer=("answer", "golden_answers"),
     id=("_id", "id"),
-    read_aliases=read_wikidata_aliases,
-    note="with id_aliases.json beside it an entity's other names are right, as in the authors' script 1.1",
 )
 _register(
     "musique",
@@ -125,6 +108,7 @@ _register(
     f"https://github.com/xbench-ai/xbench-evals (data/DeepSearch*.csv) or {HUB}/xbench/DeepSearch",
     "judge",
     question=("prompt", "question"),
-    decode=decode_xbench,
+    read_question=lambda row, names: text_question(decode_xbench(row), names),
+    read_answers=lambda row, names: text_answers(decode_xbench(row), names),
     note="encrypted, with the key in the field canary; take the files as published",
 )

@@ -10,7 +10,7 @@ question in `problem`, `question` or `prompt` (text or messages), an answer in `
 from recipe.common.problem_files import convert_file, converter_options, rl_row
 from recipe.tasks.mathematics.evaluation import math_answer, math_question
 from verl.evaluation.questions.prompts import BOXED_INSTRUCTION
-from verl.utils.data_files import check_characters, listed
+from verl.utils.data_files import check_characters
 
 TRAINING_SETS = ("dapo-math-17k", "math")
 
@@ -22,29 +22,26 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--split", help="train for dapo-math-17k and math, else test")
     parser.add_argument("--data-source", help="the rows' own, or else --name")
-    parser.add_argument("--keep-repeats", action="store_true", help="DAPO-Math-17k has every question about 100 times")
     options = parser.parse_args(arguments)
     split = options.split or ("train" if options.name in TRAINING_SETS else "test")
-    answers: dict[str, str] = {}
-    repeats: dict[int, bool] = {}  # number of a row with an earlier row's question -> whether its answer is another
+    questions: set[str] = set()
+    repeats = 0
 
     def convert(row: dict, number: int, index: int) -> dict | None:
+        nonlocal repeats
         question, answer = math_question(row), math_answer(row)
         source = options.data_source or row.get("data_source") or options.name
         for part, text in (("question", question), ("answer", answer), ("data_source", str(source))):
             check_characters(part, text)
-        if question in answers:
-            repeats[number] = answers[question] != answer
-            if not options.keep_repeats:
-                return None
-        answers[question] = answer
+        if question in questions:
+            repeats += 1  # DAPO-Math-17k has every question about 100 times
+            return None
+        questions.add(question)
         return rl_row(source, f"{question}\n\n{BOXED_INSTRUCTION}", answer, split, index)
 
     convert_file(options, convert)
     if repeats:
-        print(f"repeated questions, {'kept' if options.keep_repeats else 'left out'}: {len(repeats):,}")
-    if contradictions := [number for number, differs in repeats.items() if differs]:
-        print(f"repeated with another answer: {listed(contradictions)}")
+        print(f"repeated questions, left out: {repeats:,}")
 
 
 if __name__ == "__main__":

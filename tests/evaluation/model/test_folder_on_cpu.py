@@ -9,33 +9,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from vllm.lora.lora_model import LoRAModel
-from vllm.lora.peft_helper import PEFTHelper
 
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
-from tests.configs import composed
 from tests.evaluation.model.shard_writer import CASES, STEP, trained_model
-from tests.packages import unpacked
 from verl.evaluation.model.checkpoint import (
     Checkpoint,
     checkpoint_step,
     merge_shards,
-    write_adapter,
     write_model_folder,
 )
 from verl.trainer.checkpoint_marker import CONFIG_FILE
-from verl.trainer.checks.model.lora import check_lora
-from verl.trainer.checks.run_plan import describe_plan
-from verl.trainer.checks.settle import settle
 
 ROOT = Path(__file__).resolve().parents[3]
 IDS = torch.arange(40).view(2, 20) * 5
-# The last transformers before 5, which llama.cpp's converter asks for, and the hub library that it asks for.
-OLDER = ("transformers==4.57.6", "huggingface_hub==0.36.2")
-GGUF = "gguf==0.19.0"
 pytestmark = pytest.mark.slow
 
 
@@ -87,37 +75,6 @@ def test_the_folder_holds_the_trained_model(inputs, case, tmp_path):
         assert merged.keys() == weights.keys()
         for name, weight in weights.items():
             torch.testing.assert_close(weight, merged[name], rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("case", [name for name, case in CASES.items() if case.lora])
-def test_the_adapter_alone_is_the_trained_model_for_peft_vllm_and_another_run(inputs, case, tmp_path):
-    assert write_adapter(actor_of(inputs, case), tmp_path) == torch.float32
-    base = AutoModelForCausalLM.from_pretrained(inputs / "model")
-    trained = trained_model(inputs / "model", True, CASES[case].use_rslora)
-    assert torch.equal(logits(PeftModel.from_pretrained(base, tmp_path)), logits(trained))
-    saved = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert saved["base_model_name_or_path"] == str(inputs / "model")
-    assert len({file.stat().st_mode for file in tmp_path.iterdir()}) == 1
-
-    names = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    helper = PEFTHelper.from_local_dir(str(tmp_path), max_position_embeddings=None)
-    served = LoRAModel.from_local_checkpoint(str(tmp_path), names, helper, lora_model_id=1, device="cpu")
-    assert helper.vllm_lora_scaling_factor == (3.0 if CASES[case].use_rslora else 1.5)
-    factors = {name: value for name, value in trained.named_parameters() if "lora_B" in name}
-    assert len(served.loras) == len(factors) == 14
-    for name, lora in served.loras.items():
-        torch.testing.assert_close(lora.lora_b.float(), factors[f"base_model.model.{name}.lora_B.default.weight"])
-
-    model, path = (
-        f"actor_rollout_ref.model.path={inputs / 'model'}",
-        f"actor_rollout_ref.model.lora_adapter_path={tmp_path}",
-    )
-    config = composed("explore", "hardware=cpu", model, path, "actor_rollout_ref.model.lora_rank=4")
-    settle(config)
-    check_lora(config)
-    scaling = "6 (rsLoRA)" if CASES[case].use_rslora else "6"
-    modules = ", ".join(dict.fromkeys(name.split(".")[-1] for name in sorted(served.loras)))
-    assert f"LoRA:     rank 4, alpha {scaling}, modules {modules}; starts from {tmp_path}, " in describe_plan(config)
 
 
 def test_a_head_of_its_own_is_kept(tmp_path):
@@ -172,55 +129,11 @@ def change(actor: Path, key: str, value) -> None:
     file.write_text(json.dumps(config))
 
 
-@pytest.fixture(scope="module")
-def exported(inputs, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("exported")
-    write_model_folder(actor_of(inputs, "hsdp_lora"), folder)
-    return folder
-
-
-READ = """
-import sys, torch, transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer
-model, tokenizer = (kind.from_pretrained(sys.argv[1]) for kind in (AutoModelForCausalLM, AutoTokenizer))
-ids = tokenizer.apply_chat_template([{"role": "user", "content": "1 2"}], add_generation_prompt=True)
-torch.save([transformers.__version__, model(torch.load(sys.argv[2])).logits.detach(), ids], sys.argv[3])
-"""
-
-
-def test_transformers_4_reads_the_same_model(exported, tmp_path):
-    """llama.cpp's converter loads config and tokenizer by it."""
-    path = [str(unpacked(package, metadata=True)) for package in OLDER]
-    torch.save(IDS, tmp_path / "ids.pt")
-    command = [sys.executable, "-c", READ, str(exported), str(tmp_path / "ids.pt"), str(tmp_path / "out.pt")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    version, older_logits, older_ids = torch.load(tmp_path / "out.pt")
-    assert version == OLDER[0].partition("==")[2]
-    torch.testing.assert_close(older_logits, logits(AutoModelForCausalLM.from_pretrained(exported)))
-    message = [{"role": "user", "content": "1 2"}]
-    tokenizer = AutoTokenizer.from_pretrained(exported)
-    assert older_ids == tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
-
-
-def test_llama_cpp_knows_every_weight(exported, monkeypatch):
-    """The converter maps names by this table of its package; the list of architectures is in the script itself."""
-    monkeypatch.syspath_prepend(unpacked(GGUF))
-    import gguf
-
-    config = json.loads((exported / "config.json").read_text())
-    assert (config["architectures"], config["rope_theta"]) == (["Qwen2ForCausalLM"], 250.0)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config["num_hidden_layers"])
-    weights = load_file(exported / "model.safetensors")
-    assert [name for name in weights if names.get_name(name, try_suffixes=(".weight", ".bias")) is None] == []
-    assert len(weights) == 2 * 12 + 2
-
-
-def test_vllm_reads_the_config(exported):
+def test_vllm_reads_the_config(inputs, tmp_path):
     from vllm.config import ModelConfig
 
-    config = ModelConfig(model=str(exported), dtype="auto")
+    write_model_folder(actor_of(inputs, "hsdp_lora"), tmp_path)
+    config = ModelConfig(model=str(tmp_path), dtype="auto")
     assert config.architectures == ["Qwen2ForCausalLM"]
     assert config.hf_config.rope_parameters["rope_theta"] == 250.0
 

@@ -117,15 +117,10 @@ import resource, sys
 from verl.evaluation.model.server import allow_open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))
 for connections in map(int, sys.argv[1:]):
-    try:
-        allow_open_files(connections)
-    except ValueError as error:
-        print(error)
+    allow_open_files(connections)
     print(resource.getrlimit(resource.RLIMIT_NOFILE))
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", program, "256", "2048", "8192"]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    enough, raised, impossible, unchanged = ended.stdout.splitlines()
-    assert enough == "(1024, 4096)" and raised == unchanged == f"({2048 + 256}, 4096)"
-    assert "server.concurrency: 8192 requests at once need 8448 open files, and 4096 are allowed" in impossible
+    assert ended.stdout.splitlines() == ["(1024, 4096)", f"({2048 + 256}, 4096)", "(4096, 4096)"]

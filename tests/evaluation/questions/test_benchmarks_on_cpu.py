@@ -7,7 +7,7 @@ from tests.evaluation.questions.layouts import LAYOUTS, gaia_row, read, verl_row
 from tests.tables import table
 from verl.evaluation.__main__ import main
 from verl.evaluation.questions.benchmarks import find_benchmark
-from verl.evaluation.questions.loading import BAD, REPEATED, read_questions
+from verl.evaluation.questions.loading import REPEATED, read_questions
 from verl.evaluation.questions.prompts import BOXED_INSTRUCTION, STYLES, to_messages, tool_instruction
 from verl.evaluation.scores.scoring import find_scoring
 from verl.utils.parts import parts
@@ -78,22 +78,6 @@ def test_bad_rows_of_verls_format(tmp_path, name, row, problem):
 # ---------------------------------------------------------------- what is left out, chosen, repeated
 
 
-def test_rows_are_chosen_by_their_fields(tmp_path):
-    rows = [gaia_row(number, Level=number % 3 + 1) for number in range(6)]
-    result = read(tmp_path, "gaia", rows, where={"Level": [1, "2"]})
-    assert [question.id for question in result.questions] == ["t0", "t1", "t3", "t4"]
-    assert result.left_out == {"Level is not 1 or 2": 2}
-    row = LAYOUTS["webwalkerqa"][0]
-    rows = [row, row | {"question": "q2?", "info": {"lang": "zh"}}, row | {"question": "q3?", "info": None}]
-    result = read(tmp_path, "webwalkerqa", rows, where={"info.lang": ["zh"]})
-    # the number in the file, whatever else is asked
-    assert [question.id for question in result.questions] == ["1"]
-    with pytest.raises(ValueError, match="file.jsonl: no field Lvel to choose rows by; found .*level"):
-        read(tmp_path, "gaia", [gaia_row(0)], where={"Lvel": [1]})
-    with pytest.raises(ValueError, match="no questions to ask; left out: {'Level is not 9': 1}"):
-        read(tmp_path, "gaia", [gaia_row(0)], where={"Level": [9]})
-
-
 def test_repeats_are_asked_once_and_ids_belong_to_one_question(tmp_path):
     aime = LAYOUTS["aime24"][0]
     result = read(tmp_path, "aime24", [aime, aime | {"id": 61, "problem": "other?"}, aime, aime])
@@ -124,15 +108,13 @@ def test_another_sets_file_is_told_with_what_was_expected_and_found(tmp_path, na
     assert all(field in message for field in (*benchmark.question, *benchmark.answer, "reward_model"))
 
 
-def test_bad_rows_are_named_by_number_or_left_out(tmp_path):
+def test_bad_rows_are_named_by_number(tmp_path):
     rows = [gaia_row(0), gaia_row(1, Question=" "), gaia_row(2, **{"Final answer": None}), gaia_row(3), 5]
     with pytest.raises(ValueError) as raised:
         read(tmp_path, "gaia", rows, ".json")
     for part in ("no question in Question: 1 row(s) 1", "no answer in Final answer or answer: 1 row(s) 2"):
         assert part in str(raised.value)
     assert "got int: 1 row(s) 4" in str(raised.value)
-    result = read(tmp_path, "gaia", rows, ".json", skip_bad_rows=True)
-    assert [question.id for question in result.questions] == ["t0", "t3"] and result.left_out == {BAD: 3}
 
 
 def test_wrong_arguments_are_named(tmp_path):

@@ -80,11 +80,6 @@ def test_hatos_trees_take_every_credit(credit):
     assert checked_keys(config(f"credit={credit}", *DROPPING)).tree.train_dropped
 
 
-def test_a_beam_may_keep_fewer_than_n_independent_paths():
-    shape = ["independent_paths=true", "search_algorithm=beam", "max_nodes_per_level=4", "train_dropped=true"]
-    assert checked_keys(config(*(f"hato.tree.{key}" for key in shape))).tree.max_nodes_per_level == 4
-
-
 @pytest.mark.parametrize("tree", ["plain", "latr", "arpo", "eptree"])
 def test_hatos_credit_works_on_other_trees(tree):
     """What only the search asks for does not concern them."""

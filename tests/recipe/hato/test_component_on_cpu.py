@@ -109,7 +109,6 @@ def test_advantages_by_hand(queue):
     metrics = {}
     trainer()._compute_advantage(queue.batch(), metrics)
     assert rounded(queue.column("advantages")) == ADVANTAGES
-    assert metrics["hato/sibling_groups"] == 3 and metrics["hato/groups_without_variance"] == pytest.approx(1 / 3)
     assert metrics["hato/reward_path"] == pytest.approx(((1 + 1 + 0 + 0) / 4 + 0) / 2)
     assert metrics["hato/reward_local"] == pytest.approx(((0 + 0.1 + 0.2 + 0.3) / 4 + 0.1 / 2) / 2)
     assert metrics["hato/accuracy"] == pytest.approx((1 / 3 + 0) / 2)

@@ -15,7 +15,6 @@ from recipe.hato.credit import (
     LOCAL_REWARDS,
     compute_hato_advantage,
     share_of_varying_groups,
-    sibling_metrics,
     step_credit,
 )
 from recipe.hato.keys import HATOConfig, RewardWeights
@@ -142,25 +141,15 @@ def test_sibling_groups_without_variance_get_nothing_and_leave_the_mask():
     expected = [False, False, False, False, True, True, False, False, False]
     assert by_step(tree, credit, credit.step_varies) == expected, "one pair of leaves differs"
     assert [bool(x) for x in by_step(tree, credit, credit.step_advantages)] == expected
-    ids, mask, *_ = rows_of([tree])
+    ids, *_ = rows_of([tree])
     assert torch.equal(credit.varies, (ids == 5) | (ids == 6))
-    # the third first step and what follows it are a chain; 5 rows of 4 and 6 tokens
-    expected = {"sibling_groups": 3, "sibling_group_size": 7 / 3, "groups_without_variance": 2 / 3}
-    assert sibling_metrics(credit, mask) == pytest.approx(expected | {"tokens_without_variance": 1 - 4 / 22})
     assert share_of_varying_groups(credit).tolist() == pytest.approx([1 / 3])
 
 
-def test_metrics_do_not_count_what_r_local_alone_makes_different():
+def test_what_r_local_alone_makes_different_does_not_vary():
     hato = HATOConfig(train_on_local_reward_alone=True)
-    assert sibling_metrics(credit_of(WRONG, hato), torch.ones(1))["groups_without_variance"] == 1
-    nobody = credit_of(Tree([1.0]), hato)
-    expected = {
-        "sibling_groups": 0,
-        "sibling_group_size": 0,
-        "groups_without_variance": 1,
-        "tokens_without_variance": 1,
-    }
-    assert sibling_metrics(nobody, torch.ones(1)) == expected and share_of_varying_groups(nobody).tolist() == [0]
+    for tree in (WRONG, Tree([1.0])):
+        assert share_of_varying_groups(credit_of(tree, hato)).tolist() == [0]
 
 
 def test_rewards_that_differ_by_rounding_are_equal():

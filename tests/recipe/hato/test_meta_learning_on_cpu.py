@@ -65,30 +65,6 @@ def test_maml_leaves_adams_moments_to_the_outer_steps():
     assert adam.state[theta]["step"] == 2
 
 
-@pytest.mark.parametrize("method", ["reptile", "maml"])
-def test_an_episode_saved_halfway_ends_as_one_that_ran_through(method):
-    def halfway():
-        theta = torch.nn.Parameter(torch.tensor([0.0]))
-        sgd = torch.optim.SGD([theta], lr=0.5)
-        episode = MetaEpisode(sgd, method=method, inner_lr=0.25)
-        quadratic_step(theta, sgd, 8.0)
-        if method == "maml":
-            episode.query()
-            quadratic_step(theta, sgd, 4.0)
-        return theta, sgd, episode
-
-    def rest(theta, sgd, episode):
-        quadratic_step(theta, sgd, 6.0)
-        episode.end()
-        sgd.step()
-        return theta.item()
-
-    theta, _, episode = halfway()
-    copy = torch.nn.Parameter(theta.detach().clone())
-    sgd = torch.optim.SGD([copy], lr=0.5)
-    assert rest(copy, sgd, MetaEpisode.resumed(sgd, episode.state_dict())) == rest(*halfway())
-
-
 def test_frozen_parameters_and_ones_without_gradient_stay():
     used, unused, frozen = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
     frozen.requires_grad_(False)

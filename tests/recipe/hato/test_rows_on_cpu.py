@@ -1,4 +1,4 @@
-"""What HATO's rows hold and what its prompts bring, on a tiny model in process; the stack is in tests/e2e."""
+"""What HATO's rows hold, on a tiny model in process; the stack is in tests/e2e."""
 
 import asyncio
 import pickle
@@ -9,13 +9,11 @@ import pytest
 import torch
 
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
-from recipe.hato.keys import HATOConfig
-from recipe.hato.search import NodeBudget
-from recipe.hato.value_model import FEATURES, SearchState, pack, value_model_of
+from recipe.hato.value_model import FEATURES
 from tests.configs import composed
 from tests.recipe.arpo.toy_agent import TOKENIZER, Library, ToyPolicy
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
-from verl.workers.rollout.prompt_task import PromptSettings, PromptTask
+from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import (
     DROPPED_STEPS,
     SEGMENT_IDS,
@@ -68,9 +66,8 @@ def rollout_of(engine, *overrides: str, scorer: Scorer | None = None) -> TreeRol
     return rollout
 
 
-def task_of(step=2, settings=(), **row) -> PromptTask:
-    row = {"uid": "u", "index": 0, "raw_prompt": [{"role": "user", "content": "1+2"}]} | row
-    return PromptTask(row, step, PromptSettings(tree=settings))
+def task_of(step=2, **row) -> PromptTask:
+    return PromptTask({"uid": "u", "index": 0, "raw_prompt": [{"role": "user", "content": "1+2"}]} | row, step)
 
 
 def run(rollout, *args, **options):
@@ -130,24 +127,6 @@ def test_the_steps_are_those_of_the_rows_and_travel_with_the_first_one(outputs):
 def test_a_tree_that_is_not_written_has_its_steps_and_metrics_all_the_same(engine):
     first, *_ = run(rollout_of(engine), step=1)
     assert TREE not in first.extra_fields and {TREE_METRICS, TREE_DATA} <= set(first.extra_fields)
-
-
-def test_settings_are_used(engine):
-    rollout = rollout_of(engine)
-    taught = value_model_of(HATOConfig(), 1)
-    taught.observe([[0.5] * len(FEATURES)] * 64, [1.0] * 64)
-    settings = SearchState(2, 0.9, pack(taught.state_dict()))
-    outputs = run(rollout, settings=(settings, NodeBudget(4)))
-    assert outputs[0].extra_fields[TREE_METRICS]["nodes_kept"] <= 4
-    probe = [[0.5] * len(FEATURES)]
-    assert rollout.policy.value_model.predict(probe)[0] == taught.predict(probe)[0]
-    older = SearchState(1, 0.9, pack(value_model_of(HATOConfig(), 1).state_dict()))
-    run(rollout, settings=(older,))
-    assert rollout.policy.value_model.predict(probe)[0] == taught.predict(probe)[0], "a late prompt's model is older"
-    other = run(rollout_of(engine))
-    assert [o.response_ids for o in other] != [o.response_ids for o in outputs], "another temperature"
-    again = run(rollout)
-    assert again[0].extra_fields[TREE_METRICS]["nodes_kept"] > 4, "a prompt's settings are its own"
 
 
 def test_the_reward_loop_scores_steps(engine):

@@ -212,35 +212,3 @@ def test_a_searchs_bounds_hold(seed):
             assert expansion.children >= 1
     asked = [expansion.node for expansions in rounds for expansion in expansions]
     assert len(asked) == len(set(asked)), "a node is expanded once"
-
-
-# -- no tree --
-
-
-@pytest.mark.parametrize("algorithm", ["bfs", "beam"])
-def test_independent_paths_have_one_child_each_and_are_given_up_on_the_way(algorithm):
-    exploration = ExplorationConfig(beta_u=1.0, pruning_threshold=0.5, selection_temperature=0.0)
-    config = TreeConfig(max_depth=3, branching_factor=1, independent_paths=True, search_algorithm=algorithm)
-    search = new_search(config, exploration, n_leaves=5)
-    assert search.next() == [Expansion(ROOT, 5, False)]
-    answer(search, [0.7, 0.2, 0.6, 0.4, 0.9], ended=[4])
-    assert search.next() == [Expansion(1, 1, False), Expansion(3, 1, False)], "freed places are not filled"
-    answer(search, [0.1], 1)
-    answer(search, [0.8], 3)
-    assert search.next() == [Expansion(7, 1, True)]
-    answer(search, [0.0], 7, ended=[0])
-    assert search.next() == [] and search.frontier.leaves() == [8, 5]
-    assert search.frontier.dropped == [2, 4, 6]
-
-
-@pytest.mark.parametrize(("n", "depth"), [(2, 2), (5, 1), (7, 4)])
-def test_the_least_bounds_leave_independent_paths_alone(n, depth):
-    """Those that the config's check demands."""
-    bounds = {"max_nodes_per_level": n, "max_nodes": n * max(2, depth)}
-    search, rounds = new_search(TreeConfig(max_depth=depth, independent_paths=True, **bounds), n_leaves=n), []
-    while expansions := search.next():
-        rounds.append(expansions)
-        for expansion in expansions:
-            answer_expansion(search, expansion)
-    assert [sum(expansion.children for expansion in each) for each in rounds] == [n] * depth
-    assert [any(expansion.to_the_end for expansion in each) for each in rounds] == [False] * (depth - 1) + [True]

@@ -1,23 +1,20 @@
 """Trees grown on a real, tiny model: bounds, seeds, and log-probs that are the model's own."""
 
 import asyncio
-import math
 import random
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from recipe.hato.keys import ANSWER_LIKELIHOOD, ExplorationConfig, HATOConfig, TreeConfig, UncertaintyConfig
+from recipe.hato.keys import ExplorationConfig, HATOConfig, TreeConfig, UncertaintyConfig
 from recipe.hato.local_reward import heuristic
 from recipe.hato.search import NodeBudget
 from recipe.hato.tree import Policy
-from recipe.hato.value_model import FEATURES, SearchState, value_model_of
+from recipe.hato.value_model import FEATURES, SearchState, pack, value_model_of
 from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine, Letters
 from verl.workers.rollout import tree_builder as builder
-from verl.workers.rollout.answer_likelihood import AnswerLikelihood
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.environment import NO_ENVIRONMENT
 from verl.workers.rollout.prompt_task import PromptSettings, PromptTask
@@ -55,31 +52,10 @@ def config_of(**tree) -> HATOConfig:
 
 def grow(engine, config: HATOConfig, *, seed=0, temperature=1.0, local_reward=heuristic, settings=(), **more):
     task = PromptTask({}, settings=PromptSettings(tree=settings))
-    policy = Policy(config, value_model_of(config, 0), local_reward, Letters().decode).for_task(task, None)
+    policy = Policy(config, value_model_of(config, 0), local_reward, Letters().decode).for_task(task)
     options = {"max_tokens": 24, "stop_token_ids": [EOS], "vocab_size": VOCAB, "request_id": "a"}
     tree = builder.grow(engine, PROMPT, 8, policy, sampling=Sampling(temperature), seed=seed, **options, **more)
     return asyncio.run(tree)
-
-
-def test_a_step_after_which_the_answer_does_not_fit_into_the_context_has_no_local_reward(model):
-    async def score(before, answer):
-        return [-0.5 for _ in answer]
-
-    context = 14
-    likelihood = AnswerLikelihood(
-        score, SimpleNamespace(encode=lambda text, **_: [7] * len(text)), "b", ("c",), context
-    )
-    config = replace(config_of(), local_reward=ANSWER_LIKELIHOOD)
-    tree = grow(Slow(model, 0), config, answer_likelihood=likelihood)
-    rewards = set()
-    for leaf in tree.leaves:
-        n_tokens = len(PROMPT)
-        for i in tree.path(leaf):
-            n_tokens += len(tree.segments[i].token_ids)
-            local = tree.segments[i].info.fields["local_rewards"]
-            assert local == pytest.approx(0.0 if n_tokens + 3 > context else math.exp(-0.5))
-            rewards.add(local)
-    assert len(rewards) == 2 and likelihood.left_out
 
 
 def depth(tree, i: int) -> int:
@@ -125,6 +101,16 @@ def test_a_shared_budget_and_entropies_that_are_not_asked_for(model):
     assert {segment.info.notes["entropy"] for segment in tree.segments} == {0.0}
 
 
+def test_a_late_prompts_value_model_is_not_loaded_over_a_newer_one():
+    policy, taught = Policy(config_of(), value_model_of(config_of(), 0), heuristic), value_model_of(config_of(), 1)
+    probe = [[0.5] * len(FEATURES)]
+    taught.observe(probe * 64, [1.0] * 64)
+    for learnt, model in ((2, taught), (1, value_model_of(config_of(), 1))):
+        state = SearchState(learnt, 0.9, pack(model.state_dict()))
+        policy.for_task(PromptTask({}, settings=PromptSettings(tree=(state,))))
+        assert policy.value_model.predict(probe)[0] == taught.predict(probe)[0]
+
+
 def test_greedy_siblings_are_one_step_and_get_one_local_reward(model):
     seen = []
 
@@ -140,18 +126,6 @@ def test_greedy_siblings_are_one_step_and_get_one_local_reward(model):
     assert len(tree.leaves) == 1 and tree.segments[0].info.fields["draws"] == 3
     assert {segment.info.fields["local_rewards"] for segment in tree.segments} == {0.25}
     assert len(seen) == len(tree.segments)
-
-
-@pytest.mark.parametrize("column", [0, 1])
-def test_a_value_model_that_is_not_finite_is_named(model, monkeypatch, column):
-    def predict(self, features):
-        columns = [torch.full((len(features),), 0.5) for _ in range(2)]
-        columns[column][-1] = float("nan")
-        return tuple(columns)
-
-    monkeypatch.setattr("recipe.hato.value_model.ValueModel.predict", predict)
-    with pytest.raises(ValueError, match="HATO's value model gives estimates that are not finite"):
-        grow(Slow(model, 0), config_of())
 
 
 # -- what the search drops --
@@ -215,23 +189,3 @@ def test_dropped_steps_are_rows_after_the_answers_and_change_nothing_else(algori
     # only rows hold tokens
     on_rows = {i for leaf in tree.leaves for i in tree.path(leaf)}
     assert on_rows == {i for i, segment in enumerate(tree.segments) if segment.token_ids}
-
-
-@pytest.mark.parametrize("algorithm", ["bfs", "dfs"])
-def test_stopping_early_without_a_tree(algorithm):
-    """n paths that do not share a segment: the answers, and what was given up after a step; together n rows."""
-    config = dropping(independent_paths=True, train_dropped=True, search_algorithm=algorithm)
-    given_up = 0
-    for seed in range(5):
-        _, tree, engine = searched(config, seed, 10)
-        answers, dropped = split(tree)
-        assert len(answers) + len(dropped) == 10 and answers and len(set(tree.leaves)) == 10
-        paths = [tree.path(leaf) for leaf in tree.leaves]
-        assert len({i for path in paths for i in path}) == sum(map(len, paths)) == len(tree.segments)
-        assert len(engine.asked) >= sum(map(len, paths)), "nothing else was asked for"
-        for leaf, path in zip(tree.leaves, paths, strict=True):
-            *above, last = (tree.segments[i].info.notes["value"] for i in path)
-            assert all(value >= 0.5 for value in above) or leaf in answers and len(answers) == 1, "the last way stays"
-            assert leaf in answers or last < 0.5
-        given_up += len(dropped)
-    assert given_up > 10

@@ -173,11 +173,6 @@ def test_nothing_seen_and_nothing_asked(kind):
     assert all(part.isfinite().all() for part in model.predict(torch.rand(5, F)))
 
 
-def test_a_feature_that_is_no_number_is_refused():
-    with pytest.raises(ValueError, match="not a finite number"):
-        make_value_model("ensemble").predict([[float("nan")] * 4])
-
-
 def test_calibration_error_by_hand():
     """Bins [0, 0.5) with means 0.125 and 0.5, and [0.5, 1] with 0.95 and 0.5."""
     assert calibration_error([0.1, 0.15, 0.9, 1.0], [0, 1, 1, 0], n_bins=2) == pytest.approx((0.375 + 0.45) / 2)

@@ -1,12 +1,11 @@
 """The proposed thresholds, by hand."""
 
-import asyncio
 import random
 
 import pytest
 
-from recipe.latr.proposal import expected_branches, latr_thresholds, probabilities, propose, rounded
-from verl.evaluation.exploration.table import Certainty, SampledGroup, Samples, Trajectory
+from recipe.latr.proposal import expected_branches, latr_thresholds, probabilities, rounded
+from verl.evaluation.exploration.table import Certainty, SampledGroup, Trajectory
 
 
 def row(steps) -> Trajectory:
@@ -52,23 +51,3 @@ def test_rounding_keeps_two_digits_on_its_side(up):
         assert near >= value if up else near <= value
         assert abs(near - value) <= 0.1 * value + 1e-12
         assert float(f"{near:.2g}") == near
-
-
-@pytest.mark.parametrize(
-    ("opened", "best"),
-    [([4], 0), ([2, 4], 1), ([2, 3, 3.5, 4], 2), ([3, 2, 2], 0)],  # of n = 4, by the median tree of each attempt
-)
-def test_thresholds_are_loosened_until_the_trees_are_full(opened, best):
-    tried = []
-
-    async def grow_groups(proposal):
-        tried.append(tuple(proposal.values.values()))
-        return [SampledGroup([1], [], 0, {"branches": opened[len(tried) - 1]})], 1.0
-
-    steps = [Certainty(0.0, 0.5 + at / 100, 0.5 - at / 100) for at in range(50)]
-    groups = [SampledGroup([1], [row(steps)], 0)]
-    proposal, grown, _ = asyncio.run(propose(Samples(4, {}, groups, groups), grow_groups))
-    assert len(tried) == min(len(opened), 3) and tuple(proposal.values.values()) == tried[best]
-    assert grown[0].metrics["branches"] == opened[best] and f"have {opened[best]:g} or more of 4" in proposal.expected
-    if opened[0] < 4:  # more are aimed at
-        assert tried[1][0] < tried[0][0] and tried[1][1] > tried[0][1]

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from recipe.tasks.countdown.data import CountdownConfig, solve, write_countdown
+from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from recipe.tasks.search.data import SearchTaskConfig, write_search_task
 from recipe.tasks.walk.data import Problem, WalkConfig, random_walk, write_walks
 from recipe.tasks.word_problems.data import WordProblemsConfig, write_word_problems
+from tests.recipe.tasks.countdown.solver import solve
 from tests.tables import table
 from verl.evaluation.questions.loading import read_questions
 from verl.evaluation.scores.scoring import find_scoring

@@ -273,17 +273,14 @@ def test_a_check_of_the_users_sees_every_row_in_place_of_the_call(tmp_path):
 # ---- long prompts ----
 
 
-@pytest.mark.parametrize("overrides", [["credit=igpo"], ["tree=hato", "hato.local_reward=answer_likelihood"]])
-def test_a_row_without_a_reference_answer_is_named_where_one_is_needed(tmp_path, overrides):
+def test_a_row_without_a_reference_answer_is_named_where_one_is_needed(tmp_path):
     file = str(tmp_path / "data.parquet")
     answer = good_row() | {"reward_model": {"style": "rule", "ground_truth": "42"}}
     task = answer | {"reward_model": {"style": "rule", "ground_truth": '{"target": 6, "numbers": [1]}'}}
     pd.DataFrame([answer, task]).to_parquet(file)
     check_reference_answers(composed("explore", f"data.train_files={file}"))
-    config = composed("explore", f"data.train_files={file}", *overrides)
-    with pytest.raises(
-        ValueError, match=f"data.train_files: .*row 1: .*{overrides[-1].split('=')[-1]}: .* no reference"
-    ):
+    config = composed("explore", f"data.train_files={file}", "credit=igpo")
+    with pytest.raises(ValueError, match="data.train_files: .*row 1: .*igpo: .* no reference"):
         check_reference_answers(config)
     pd.DataFrame([answer, answer]).to_parquet(file)
     check_reference_answers(config)

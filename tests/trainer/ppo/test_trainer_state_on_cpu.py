@@ -101,8 +101,8 @@ def meta(enable: bool, n_inner_steps: int = 4) -> dict:
     return HATO | {"hato": {"meta_learning": {"enable": enable, "n_inner_steps": n_inner_steps}}}
 
 
-@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
-def test_an_episode_of_meta_learning_is_not_entered_or_left_in_its_middle(trainer_at, before, after):
+@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False), (True, True)])
+def test_no_run_resumes_within_an_episode_of_meta_learning(trainer_at, before, after):
     saved = trainer_at(meta(before), 7)
     of_kind(saved, "MetaLearning").steps_done = 7
     saved._save_checkpoint()

@@ -126,7 +126,5 @@ def test_runs_that_read_likelihoods_need_answers():
     assert not needs_answers(plain) and closing_text(plain) == CLOSING
     credit = composed("explore", "credit=igpo", "environment=tools")
     assert needs_answers(credit) == "algorithm.adv_estimator=igpo" and closing_text(credit) == CLOSING_WITH_TOOLS
-    guided = composed("explore", "tree=hato", "hato.local_reward=answer_likelihood")
-    assert needs_answers(guided) == "hato.local_reward=answer_likelihood"
     own = composed("explore", "credit=igpo", "actor_rollout_ref.rollout.answer_closing='So: '")
     assert closing_text(own) == "So: "

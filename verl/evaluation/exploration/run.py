@@ -1,6 +1,6 @@
 """Grows a group of trajectories for each policy and prompt of a plan on one engine, and measures them (explore.sh).
 
-plain samples ──> trees ──> thresholds proposed from the samples ──> trees with these thresholds once more
+plain samples ──> trees ──> thresholds proposed from the samples
 """
 
 import asyncio
@@ -19,12 +19,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
 from verl.evaluation.exploration.likelihoods import likelihood_rows, references_by_prompt
-from verl.evaluation.exploration.plan import ExplorationPlan, Prompt, changed_config, prompt_ids
+from verl.evaluation.exploration.plan import ExplorationPlan, Prompt, prompt_ids
 from verl.evaluation.exploration.table import (
     Certainty,
-    Proposal,
-    Propose,
-    Proposed,
     SampledGroup,
     Samples,
     Trajectory,
@@ -123,11 +120,9 @@ class Diagnosis:
     async def close(self) -> None:
         await self.environment.stop()
 
-    async def groups_of(self, name: str, config: DictConfig, more: bool = False) -> tuple[list[SampledGroup], float]:
-        """Return the groups of all prompts, and the seconds that growing them took; `more` raises the bar's total."""
+    async def groups_of(self, name: str, config: DictConfig) -> tuple[list[SampledGroup], float]:
+        """Return the groups of all prompts, and the seconds that growing them took."""
         self.bar.set_description(name)
-        if more:
-            self.bar.total += len(self.plan.prompts)
         rollout = TreeRollout(config, cast(Any, self), self.engine, self.plan.tokenizer, self.environment)
         rollout.compute_score = self._compute_score
         if isinstance(self.engine, VLLMEngine):
@@ -205,35 +200,19 @@ async def _all_rows(plan: ExplorationPlan, diagnosis: Diagnosis) -> dict[str, An
     usual = plan.config.actor_rollout_ref.rollout.temperature
     samples = plain[min(plain, key=lambda temperature: abs(temperature - usual))]
     for tree, propose in parts("proposal").items():
-        if (proposed := await _proposed(plan, diagnosis, tree, propose, plain[min(plain)], samples)) is not None:
-            rows.append(summary(f"{tree}, proposed", proposed.groups, n, proposed.seconds))
-            line, expected = proposed.proposal.line(), proposed.proposal.expected
-            proposals.append({"policy": tree, "overrides": line, "expected": expected})
+        # for the first policy that grows this kind of tree
+        config = next((each for each in plan.policies.values() if each.actor_rollout_ref.rollout.tree == tree), None)
+        if config is None:
+            continue
+        proposal = propose(Samples(n, config.actor_rollout_ref.rollout, plain[min(plain)], samples))
+        if proposal is not None:
+            proposals.append({"policy": tree, "overrides": proposal.line(), "expected": proposal.expected})
     solve_rates = [
         (prompt.number, fmean(trajectory.right for trajectory in group.trajectories))
         for prompt, group in zip(plan.prompts, samples, strict=True)
     ]
     likelihoods = await diagnosis.likelihoods(samples)
     return {"rows": rows, "proposals": proposals, "answer_likelihood": likelihoods, "solve_rates": solve_rates}
-
-
-async def _proposed(
-    plan: ExplorationPlan,
-    diagnosis: Diagnosis,
-    tree: str,
-    propose: Propose,
-    coldest: list[SampledGroup],
-    usual: list[SampledGroup],
-) -> Proposed | None:
-    """Return the proposal for the first policy that grows this kind of tree; None without a policy or a proposal."""
-    configs = [each for each in plan.policies.values() if each.actor_rollout_ref.rollout.tree == tree]
-    if not configs:
-        return None
-
-    async def grow(proposal: Proposal) -> tuple[list[SampledGroup], float]:
-        return await diagnosis.groups_of(f"{tree}, proposed", changed_config(configs[0], proposal.values), more=True)
-
-    return await propose(Samples(plan.config.n, configs[0].actor_rollout_ref.rollout, coldest, usual), grow)
 
 
 def run(plan: ExplorationPlan) -> dict[str, Any]:

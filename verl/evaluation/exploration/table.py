@@ -7,7 +7,7 @@ trajectories each; the first prompt has one right trajectory, the second none:
 """
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -128,14 +128,6 @@ class Proposal(NamedTuple):
         return " ".join(f"actor_rollout_ref.rollout.{key}={value}" for key, value in self.values.items())
 
 
-class Proposed(NamedTuple):
-    """A proposal, the groups that were grown with it, and the seconds that this took."""
-
-    proposal: Proposal
-    groups: list[SampledGroup]
-    seconds: float
-
-
 class Samples(NamedTuple):
     """Plain samples of a diagnosis."""
 
@@ -145,7 +137,5 @@ class Samples(NamedTuple):
     usual: Sequence[SampledGroup]  # groups at the temperature nearest to the run's
 
 
-# grows groups with a proposal's values, and returns them with the seconds that this took
-Grow = Callable[[Proposal], Awaitable[tuple[list[SampledGroup], float]]]
 # a registered proposal; it returns None if the samples say nothing about the tree's keys
-Propose = Callable[[Samples, Grow], Awaitable[Proposed | None]]
+Propose = Callable[[Samples], Proposal | None]

@@ -1,4 +1,4 @@
-"""Finds a run's checkpoint, and writes its model as a Hugging Face folder for vLLM, transformers and llama.cpp.
+"""Finds a run's checkpoint, and writes its model as a Hugging Face folder for vLLM and transformers.
 
 The weights come from the FSDP workers' shards, with LoRA merged. Upstream's `verl.model_merger` is not used, because it
 rounds every weight to bfloat16 and leaves LoRA out of the model.
@@ -131,12 +131,6 @@ def read_weights(actor: Path, dtype: torch.dtype | None, base: Callable[[], Weig
         )
 
 
-def read_factors(actor: Path) -> dict[str, torch.Tensor]:
-    """Return the factors of a checkpoint's LoRA, whole and in the trainer's data type, by the names in PEFT's model."""
-    shards = _read_shards(actor)
-    return {name: _whole(name, shards) for name in shards[0] if "lora_" in name}
-
-
 def lora_settings(actor: Path) -> dict[str, Any]:
     """Return `r`, `lora_alpha` and `use_rslora` of a checkpoint's LoRA."""
     if not has_lora(actor):
@@ -205,26 +199,7 @@ def write_model_folder(actor: Path, folder: Path) -> torch.dtype:
             shutil.copy(file, folder)
     for file in folder.glob("*.safetensors"):  # The library lets the owner alone read them.
         shutil.copymode(folder / "config.json", file)
-    _add_older_names(folder)
     return model.dtype
-
-
-def write_adapter(actor: Path, folder: Path) -> torch.dtype:
-    """Write the LoRA of a checkpoint into the empty folder `folder` in PEFT's format, and return its data type."""
-    from peft import LoraConfig, get_peft_model
-
-    settings, factors, config = lora_settings(actor), read_factors(actor), saved_config(actor.parent)
-    modules = {name.removeprefix(PEFT_PREFIX).partition(".lora_")[0] for name in factors}
-    lora = LoraConfig(task_type="CAUSAL_LM", target_modules=sorted(modules), **settings)
-    model_class = _model_class(source := actor / HUGGINGFACE)
-    with torch.device("meta"):
-        adapted = get_peft_model(model_class(model_class.config_class.from_pretrained(source)), lora)
-    if unknown := sorted(factors.keys() - adapted.state_dict().keys()):
-        raise ValueError(f"{actor} holds {', '.join(unknown[:3])}, which are no factors of linear layers")
-    lora.base_model_name_or_path = None if config is None else config.actor_rollout_ref.model.path
-    adapted.save_pretrained(str(folder), state_dict=factors, save_embedding_layers=False)
-    shutil.copymode(folder / "adapter_config.json", folder / "adapter_model.safetensors")
-    return next(iter(factors.values())).dtype
 
 
 def served_dtype(config: DictConfig | None) -> torch.dtype | None:
@@ -261,26 +236,3 @@ def _load(model_class: Any, source: Path, weights: Weights) -> Any:
     if unknown or missing:
         raise ValueError(f"{source}/config.json does not fit the shards, which lack {missing} and have {unknown}")
     return model
-
-
-def _add_older_names(folder: Path) -> None:
-    """Add the names that transformers 4 reads, as llama.cpp's converter does, to what transformers 5 has written.
-
-    Without them transformers 4 takes a default base of the rotary positions, without a message, and does not know the
-    tokenizer's class. transformers 5 reads both.
-    """
-    config = json.loads((folder / "config.json").read_text())
-    config["torch_dtype"] = config.get("dtype")
-    rope = config.get("rope_parameters") or {}
-    if "rope_theta" in rope:
-        config["rope_theta"] = rope["rope_theta"]
-        scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
-        config["rope_scaling"] = None if scaling == {"rope_type": "default"} else scaling
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    file = folder / "tokenizer_config.json"
-    tokenizer = json.loads(file.read_text())
-    if tokenizer.get("tokenizer_class") == "TokenizersBackend":
-        tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
-    if isinstance(tokenizer.get("extra_special_tokens"), list):
-        tokenizer["additional_special_tokens"] = tokenizer.pop("extra_special_tokens")
-    file.write_text(json.dumps(tokenizer, indent=2, ensure_ascii=False) + "\n")

@@ -7,7 +7,6 @@ A vLLM server takes and returns token ids, so that a model with tools sees the s
 import asyncio
 import ctypes
 import itertools
-import logging
 import os
 import resource
 import signal
@@ -25,8 +24,6 @@ from openai import AsyncOpenAI, BadRequestError
 
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.tools.http_json import is_loopback
-
-logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[3]
 START_SECONDS, STOP_SECONDS = 1800, 20
@@ -103,15 +100,14 @@ class DoesNotFit(ValueError):
 class ChatModel:
     """A model that takes messages and returns text.
 
-    A sampling parameter that the server refuses is left out of this and all later requests, with a warning; max_tokens
-    is sent as max_completion_tokens first, the only name of it that reasoning models of OpenAI know. The parameters in
-    BEYOND_OPENAI are sent only if `beyond_openai`: the server knows vLLM's.
+    The limit of tokens is sent as max_completion_tokens, the only name of it that reasoning models of OpenAI know. The
+    parameters in BEYOND_OPENAI, and neutral values in place of a generation_config.json's, are sent only if
+    `beyond_openai`: the server knows vLLM's.
     """
 
     def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int, beyond_openai: bool = False):
         self.clients, self.model, self.slots = itertools.cycle(clients), model, asyncio.Semaphore(concurrency)
         self.beyond_openai = beyond_openai
-        self.names: dict[str, str | None] = {}  # parameter -> the server's name for it; None: the server refuses it
 
     async def ask(self, messages: Sequence[dict], **sampling) -> tuple[str, int, bool]:
         """Return the reply's text, its number of tokens (0 if the server does not say), and whether a limit cut it.
@@ -119,37 +115,27 @@ class ChatModel:
         If prompt and max_tokens exceed the context, the reply may fill the context; DoesNotFit is raised if the
         messages alone fill it. Sampling parameters (also `chat_template_kwargs`) that are left out have no effect.
         """
-        asked: dict[str, Any] = {"top_p": 1.0} | NEUTRAL | sampling
+        asked: dict[str, Any] = ({"top_p": 1.0} | NEUTRAL if self.beyond_openai else {}) | sampling
         beyond = {name: asked.pop(name) for name in BEYOND_OPENAI if name in asked}
         more = {"top_k": -1} | NEUTRAL_BEYOND_OPENAI | beyond if self.beyond_openai else None
+        if "max_tokens" in asked:
+            asked["max_completion_tokens"] = asked.pop("max_tokens")
         completion = None
         while completion is None:
             async with self.slots:
-                names = {name: self.names.get(name, name) for name in asked}
-                sent: dict[str, Any] = {own: asked[name] for name, own in names.items() if own}
                 try:
                     completion = await next(self.clients).chat.completions.create(
-                        model=self.model, messages=list(messages), extra_body=more, **sent
+                        model=self.model, messages=list(messages), extra_body=more, **asked
                     )
                 except BadRequestError as error:
                     if "context length" not in str(error) and error.code != "context_length_exceeded":
-                        self._learn(error, names)
-                    elif asked.pop("max_tokens", None) is None:
+                        raise
+                    if asked.pop("max_completion_tokens", None) is None:
                         raise DoesNotFit(str(error)) from error
         tokens = completion.usage.completion_tokens if completion.usage else 0
         text = completion.choices[0].message.content or ""
         # A model that stops within an emoji leaves half of a surrogate pair, which cannot be sent or written.
         return text.encode(errors="replace").decode(), tokens, completion.choices[0].finish_reason == "length"
-
-    def _learn(self, error: BadRequestError, names: dict[str, str | None]) -> None:
-        """Remember the parameter that an error names; raise the error if it names none of `names`, which were sent."""
-        for name, own in names.items():
-            if own and (own == error.param or (error.param is None and f"'{own}'" in str(error))):
-                if self.names.get(name, name) == own:  # Another request may have learnt it in the meantime.
-                    self.names[name] = "max_completion_tokens" if own == "max_tokens" else None
-                    logger.warning("%s refuses %s, and is asked with %s: %s", self.model, own, self.names[name], error)
-                return
-        raise error
 
 
 SPARE_FILES = 256  # for the process itself, for tools and for connections to the judge
@@ -201,16 +187,10 @@ def describe_server(server: DictConfig, gpus: int | None) -> str:
 
 
 def allow_open_files(connections: int) -> None:
-    """Raise this process's limit on open files if it is too low for this many connections."""
-    needed = connections + SPARE_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise ValueError(
-            f"server.concurrency: {connections} requests at once need {needed} open files, and {hard} are allowed here "
-            "(ulimit -Hn): lower it"
-        )
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    """Raise this process's limit on open files if it is too low for this many connections, at most to the system's."""
+    needed, (soft, hard) = connections + SPARE_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < needed:  # RLIM_INFINITY is -1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard < 0 else min(needed, hard), hard))
 
 
 def free_port() -> int:

@@ -9,7 +9,6 @@ the public set's own field names, without regard to case, or parquet files in ve
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from verl.utils.data_files import BadRow
@@ -94,8 +93,6 @@ class Benchmark:
         read_truth: function that returns the golden answers in a ground truth in verl's format, which may be None.
         left_out: a reason why a row is no question for a text model -> a function that returns whether it holds for a
             row. Such rows are counted and not asked.
-        decode: function that turns an encrypted row into a plain one; None if rows are plain.
-        read_aliases: function that reads, from beside a data file, other names of the entity in a row's `answer_id`.
     """
 
     title: str
@@ -110,8 +107,6 @@ class Benchmark:
     read_prompt: Callable[[str], str] = str
     read_truth: Callable[[Any], list[str]] = truth_answers
     left_out: Mapping[str, Callable[[dict], bool]] = field(default_factory=dict)
-    decode: Callable[[dict], dict] | None = None
-    read_aliases: Callable[[Path], dict[str, list[str]]] | None = None
     note: str = ""
 
     def fields(self) -> str:

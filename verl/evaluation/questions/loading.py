@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,6 @@ from verl.utils.data_files import BadRow, describe_bad, read_rows
 from verl.utils.reward_score.tool_format import TOOL_TAGS
 
 REPEATED = "asked before, word for word"
-BAD = "bad rows"
 
 
 class QuestionSet(NamedTuple):
@@ -24,39 +23,17 @@ class QuestionSet(NamedTuple):
     left_out: dict[str, int]  # a reason for leaving rows out -> the number of these rows
 
 
-def _reason_against(benchmark: Benchmark, row: dict, where: Mapping[str, Collection]) -> str | None:
-    """Return why a row is not asked, by the benchmark's `left_out` or the user's `where`; None if it is asked."""
-    for reason, holds in benchmark.left_out.items():
-        if holds(row):
-            return reason
-    for name, values in where.items():
-        if str(_value(row, name)) not in map(str, values):
-            return f"{name} is not {' or '.join(map(str, values))}"
-    return None
-
-
-def _value(row: dict, name: str):
-    """Return the value of a field, or of a part of it, such as `info.lang`."""
-    top, *parts = name.split(".")
-    value = row.get(top.lower())
-    for part in parts:
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
-
-
 def _is_verl_row(fields: Iterable[str]) -> bool:
     return {"prompt", "reward_model"} <= set(fields)
 
 
-def _question(benchmark: Benchmark, row: dict, number: int, aliases: dict[str, list[str]], prompt: dict) -> Question:
+def _question(benchmark: Benchmark, row: dict, number: int, prompt: dict) -> Question:
     """Return the question in a row with lower-case keys, or raise BadRow; `prompt` holds options of `to_messages`."""
     if _is_verl_row(row):
         task = (row.get("extra_info") or {}).get("environment")
         return Question(str(number), *_verl_parts(benchmark, row), task)
-    row = benchmark.decode(row) if benchmark.decode else row
     text = benchmark.read_question(row, benchmark.question)
     answers = benchmark.read_answers(row, benchmark.answer)
-    answers += [name for name in aliases.get(row.get("answer_id", ""), ()) if str(name).strip() and name not in answers]
     own_id = first_of(row, benchmark.id)
     return Question(str(number if own_id is None else own_id), text, to_messages(text, **prompt), answers)
 
@@ -84,44 +61,33 @@ def _check_fields(benchmark: Benchmark, path: Path, fields: Mapping[str, str]) -
         )
 
 
-def _rows(benchmark: Benchmark, files: Sequence, where: Mapping) -> Iterator[tuple[int, dict, dict[str, list[str]]]]:
-    """Yield each row's number, the row with lower-case keys, and the aliases from beside its file."""
+def _rows(benchmark: Benchmark, files: Sequence) -> Iterator[tuple[int, dict]]:
+    """Yield each row's number, and the row with lower-case keys."""
     numbers = itertools.count()
-    all_fields: set[str] = set()
     for path in map(Path, files):
-        aliases = benchmark.read_aliases(path) if benchmark.read_aliases else {}
         fields: dict[str, str] = {}  # lower case -> original spelling
         for row in read_rows(path):
             if isinstance(row, dict):
                 fields |= {str(name).lower(): str(name) for name in row}
                 row = {str(name).lower(): value for name, value in row.items()}
-            yield next(numbers), row, aliases
+            yield next(numbers), row
         _check_fields(benchmark, path, fields)
-        all_fields |= fields.keys()
-    if absent := [field for field in where if field.split(".")[0].lower() not in all_fields]:
-        names = ", ".join(map(str, files))
-        raise ValueError(f"{names}: no field {', '.join(absent)} to choose rows by; found {sorted(all_fields)}")
 
 
 def read_questions(
     name: str,
     files: Sequence[str | Path],
     *,
-    where: Mapping[str, Collection] | None = None,
     style: str | None = None,
     tool_tags: Sequence[str] = TOOL_TAGS,
     system: str | None = None,
-    skip_bad_rows: bool = False,
 ) -> QuestionSet:
     """Return the questions in a benchmark's files, in order, without repeats of prompt, task and answers.
 
-    Args:
-        where: field -> allowed values, such as `{"Level": [1, 2]}` or `{"info.lang": ["en"]}`; other rows are left out.
-        style, tool_tags, system: see `questions.to_messages`; a style of None is the benchmark's. Rows in verl's format
-            keep their own prompts.
-        skip_bad_rows: whether to leave out rows that cannot be read, instead of raising.
+    `style`, `tool_tags` and `system` are those of `to_messages`; a style of None is the benchmark's. Rows in verl's
+    format keep their own prompts.
     """
-    benchmark, where = find_benchmark(name), where or {}
+    benchmark = find_benchmark(name)
     if not files:
         raise ValueError(f"{name}: no files; get them from {benchmark.get}")
     prompt: dict[str, Any] = {"style": style or benchmark.style, "tool_tags": tool_tags, "system": system}
@@ -129,14 +95,14 @@ def read_questions(
     questions: dict[tuple, Question] = {}
     left_out: Counter[str] = Counter()
     bad: dict[int, str] = {}
-    for number, row, aliases in _rows(benchmark, files, where):
+    for number, row in _rows(benchmark, files):
         try:
             if not isinstance(row, dict):
                 raise BadRow(f"expected an object, got {type(row).__name__}")
-            if reason := _reason_against(benchmark, row, where):
+            if reason := next((reason for reason, holds in benchmark.left_out.items() if holds(row)), None):
                 left_out[reason] += 1
                 continue
-            question = _question(benchmark, row, number, aliases, prompt)
+            question = _question(benchmark, row, number, prompt)
         except BadRow as error:
             bad[number] = str(error)
             continue
@@ -144,12 +110,11 @@ def read_questions(
         if questions.setdefault(key, question) is not question:
             left_out[REPEATED] += 1
     names = ", ".join(map(str, files))
-    if bad and not skip_bad_rows:
-        raise ValueError(f"{names}: {describe_bad(bad)}; skip_bad_rows leaves them out")
-    all_left_out = dict(left_out) | ({BAD: len(bad)} if bad else {})
+    if bad:
+        raise ValueError(f"{names}: {describe_bad(bad)}")
     if not questions:
-        raise ValueError(f"{names}: no questions to ask; left out: {all_left_out}")
+        raise ValueError(f"{names}: no questions to ask; left out: {dict(left_out)}")
     ids = Counter(question.id for question in questions.values())
     if repeated := [question_id for question_id, count in ids.items() if count > 1]:
         raise ValueError(f"{names}: more than one question has the id {', '.join(repeated[:5])}")
-    return QuestionSet(benchmark, list(questions.values()), all_left_out)
+    return QuestionSet(benchmark, list(questions.values()), dict(left_out))

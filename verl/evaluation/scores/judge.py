@@ -7,16 +7,14 @@ The verdict of a reply whose last line is not clear is None: it counts as unread
 """
 
 import asyncio
-import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from verl.evaluation.model.server import ChatModel, DoesNotFit
 from verl.evaluation.questions.prompts import Question
 from verl.evaluation.scores.scoring import Scored, final_answer
 from verl.utils.reward_score.qa import MAX_ANSWER_CHARS, normalize, token_f1
-from verl.workers.rollout.tools.search.cache import SearchCache
 
 INSTRUCTION = """\
 You compare an answer with golden answers. You get a JSON object: the question, the golden answers, of which each is \
@@ -56,49 +54,30 @@ def parse_verdict(reply: str) -> bool | None:
     return verdicts == {"correct"} if len(verdicts) == 1 else None
 
 
-def cache_key(model: str, messages: Sequence[Mapping], sampling: Mapping) -> str:
-    """Return the key under which a judge's reply is kept: a hash of everything that the reply depends on."""
-    asked = json.dumps([model, list(messages), dict(sampling)], sort_keys=True)
-    return hashlib.sha256(asked.encode()).hexdigest()
-
-
-class JudgeCache(SearchCache):
-    """A judge's replies by `cache_key`, in an SQLite file that several processes may share and that survives a kill. It
-    holds replies, not verdicts, so that it stays valid when `parse_verdict` changes."""
-
-    noun = "cache of a judge"
-    application_id = 0x4A554447  # "JUDG"
-
-
 class Judge:
-    """A language model that compares answers. Its replies are kept, so that it never gets the same request twice. An
-    empty answer, or one of more than 4096 characters, counts as wrong without a request."""
+    """A language model that compares answers. It is asked once about equal answers to a question. An empty answer, or
+    one of more than 4096 characters, counts as wrong without a request."""
 
-    def __init__(self, model: ChatModel, cache: JudgeCache, sampling: dict):
-        self.model, self.cache, self.sampling = model, cache, sampling
-        self.pending: dict[str, asyncio.Task[str]] = {}  # cache key -> request under way
+    def __init__(self, model: ChatModel, sampling: dict):
+        self.model, self.sampling = model, sampling
+        self.replies: dict[str, asyncio.Task[str]] = {}  # text of the request -> reply
 
     async def score(self, question: Question, response: str) -> Scored:
         answer = final_answer(response) or ""
         if not answer.strip() or len(answer) > MAX_ANSWER_CHARS:
             return Scored(0.0, "")
         messages = judge_messages(question.text, question.answers, answer)
-        key = cache_key(self.model.model, messages, self.sampling)
-        reply = self.cache.get(key)
-        if reply is None:
-            if key not in self.pending:
-                self.pending[key] = asyncio.create_task(self._ask(key, messages))
-            reply = await asyncio.shield(self.pending[key])
+        request = messages[-1]["content"]
+        if request not in self.replies:
+            self.replies[request] = asyncio.create_task(self._ask(messages))
+        reply = await asyncio.shield(self.replies[request])
         verdict, f1 = parse_verdict(reply), token_f1(answer, question.answers)
         score = None if verdict is None else float(verdict)
         return Scored(score, normalize(answer), {"f1": f1, "reply": reply})
 
-    async def _ask(self, key: str, messages: list[dict]) -> str:
+    async def _ask(self, messages: list[dict]) -> str:
         try:
             reply, *_ = await self.model.ask(messages, **self.sampling)
-            self.cache.put(key, reply)
             return reply
         except DoesNotFit:
             return ""  # without a verdict
-        finally:
-            del self.pending[key]

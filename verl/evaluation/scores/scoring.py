@@ -1,8 +1,7 @@
 """Scores answers by rule: mathematics by equivalence, questions by exact match and token F1, tasks by their rewards."""
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from verl.evaluation.questions.prompts import Question
@@ -31,7 +30,6 @@ class Scoring(NamedTuple):
 
     about: str  # words for the user
     score: Callable[[Question, str], Scored] | None
-    join_votes: Callable[[Iterable[dict]], list[dict]] = list  # gives equal answers of an evaluation's samples one vote
 
 
 def without_results(response: str) -> str:
@@ -66,25 +64,6 @@ def _mathematics(response: str) -> str:
     return without_results(response) if answer is None else answer
 
 
-def join_mathematics(rows: Iterable[dict]) -> list[dict]:
-    """Return the samples, where all answers to a question that are equal as mathematics have the vote of the first.
-    Right answers are equal; a wrong one is compared with the question's other wrong ones, for a second at most each."""
-    firsts: dict[tuple, dict[str, tuple[str, str]]] = defaultdict(dict)  # (question, score) -> vote -> vote, text
-    joined = []
-    for row in rows:
-        votes, vote = firsts[row["question"], row["score"]], row["answer"]
-        if vote and vote not in votes:
-            text = comparison.last_boxed(_mathematics(row["response"])) or vote
-            same = (first for first in votes.values() if row["score"] == 1 or _equal(first[1], text))
-            votes[vote] = next(same, (vote, text))
-        joined.append(row | {"answer": votes[vote][0] if vote else vote})
-    return joined
-
-
-def _equal(text: str, other: str) -> bool:
-    return not (text.isdecimal() and other.isdecimal()) and comparison.is_equivalent(text, other, seconds=1.0)
-
-
 def _score_mathematics(question: Question, response: str) -> Scored:
     answer = _mathematics(response)
     results = [comparison.compute_score("math", answer, truth) for truth in question.answers]
@@ -100,16 +79,14 @@ def _score_words(question: Question, response: str) -> Scored:
 _scorings: dict[str, Scoring] = {}
 
 
-def register_scoring(name: str, about: str, score: Callable[[Question, str], Scored] | None, **more) -> None:
+def register_scoring(name: str, about: str, score: Callable[[Question, str], Scored] | None) -> None:
     """Register a scoring as `scoring=<name>`; see `Scoring`. Raise ValueError if there is one of this name."""
     if name in _scorings:
         raise ValueError(f"there are two scorings {name}: choose another name")
-    _scorings[name] = Scoring(about, score, **more)
+    _scorings[name] = Scoring(about, score)
 
 
-register_scoring(
-    "math", "the last \\boxed against the answer, as mathematics", _score_mathematics, join_votes=join_mathematics
-)
+register_scoring("math", "the last \\boxed against the answer, as mathematics", _score_mathematics)
 register_scoring("qa", "exact match and token F1 with the best golden answer", _score_words)
 register_scoring(ENVIRONMENT, "the environment's rewards", lambda question, response: Scored(0.0, ""))
 register_scoring("judge", "a language model compares it with the golden answers", None)

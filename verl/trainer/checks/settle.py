@@ -8,7 +8,6 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.checks.model.lora import settle_lora
 from verl.trainer.checks.model.settings import fill_max_model_len
 from verl.trainer.checks.values import check_values
-from verl.utils.moved import present_name
 from verl.utils.parts import loss_of_switch, tree_of_rollout_mode, tree_of_rollout_name
 from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import bound_scores, choose_sampler, choose_seeds
@@ -45,13 +44,6 @@ def resolve(config: DictConfig) -> None:
     for section in config:
         if section != "hydra" and OmegaConf.is_config(config[section]):
             OmegaConf.resolve(config[section])
-
-
-def follow_moves(config: DictConfig) -> None:
-    """Replace a former name of the reward's module by the present one; upstream imports it in other processes."""
-    reward = config.reward.custom_reward_function
-    if reward.get("path"):
-        reward.path = present_name(reward.path)
 
 
 def scale_workers(config: DictConfig) -> None:
@@ -102,7 +94,6 @@ STEPS: tuple[Callable[[DictConfig], None], ...] = (
     make_absolute,
     resolve,
     check_values,
-    follow_moves,
     scale_workers,
     name_parts,
     name_loss,

@@ -112,8 +112,7 @@ def needs_answers(config) -> str:
     credit = credit_of(config.algorithm.adv_estimator)
     if credit and ANSWER_GAINS in credit.needs:
         return f"algorithm.adv_estimator={credit.name}"
-    tree = parts("tree").get(parts_of(config.actor_rollout_ref.rollout).tree or "")
-    return tree.reads_answers(config) if tree else ""
+    return ""
 
 
 @dataclass

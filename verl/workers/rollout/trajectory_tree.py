@@ -46,10 +46,6 @@ class SegmentInfo:
     ends_step: bool = False  # whether a step of the policy ends with the segment
     context: list[int] | None = None
 
-    def copy(self) -> "SegmentInfo":
-        """Return a copy whose `fields` and `notes` can change independently."""
-        return replace(self, fields=dict(self.fields), notes=dict(self.notes))
-
     def shown(self) -> dict[str, Any]:
         """Return the data that the viewer shows, in JSON's types."""
         about = self.calls[0] if len(self.calls) == 1 else {"calls": list(self.calls)} if self.calls else {}

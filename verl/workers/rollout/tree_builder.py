@@ -24,7 +24,6 @@ from typing import Any
 
 from verl.utils.parts import Tree
 from verl.utils.token_fields import TokenField
-from verl.workers.rollout.answer_likelihood import AnswerLikelihood
 from verl.workers.rollout.contexts import ContextRule
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.environment import NO_ENVIRONMENT, BranchLost, Ends, Environment, TurnEnd
@@ -74,6 +73,7 @@ class TreeBuilder:
         environment: environment of this prompt (`Environment.open`).
         vocab_size: size |V| of the vocabulary; policies measure entropies in units of log |V|.
         max_model_len: largest number of tokens of a request and its continuation; None if `max_tokens` bounds it.
+        score: function that calls the reward loop; None if rewards are not computed during the rollout.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class TreeBuilder:
         vocab_size: int = 0,
         seed: int = 0,
         request_id: str | None = None,
-        answer_likelihood: AnswerLikelihood | None = None,
         context_rule: ContextRule | None = None,
         max_model_len: int | None = None,
+        score: "Score | None" = None,
     ):
-        self.context_rule, self.max_model_len, self.answer_likelihood = context_rule, max_model_len, answer_likelihood
-        self.engine, self.environment, self.sampling = engine, environment, sampling
+        self.context_rule, self.max_model_len = context_rule, max_model_len
+        self.engine, self.environment, self.sampling, self.score = engine, environment, sampling, score
         self.max_tokens, self._end_tokens = max_tokens, frozenset(stop_token_ids)
         self._stop_token_ids = sorted({*stop_token_ids, *environment.stop_token_ids})
         self.vocab_size, self.seed, self.request_id = vocab_size, seed, request_id
@@ -210,11 +210,12 @@ class TreeBuilder:
         """Return whether generation ends at this token wherever it occurs, so that nothing else can stand there."""
         return token in self._stop_token_ids
 
-    async def reward(self, leaf: int, score: "Score") -> float:
+    async def reward(self, leaf: int) -> float:
         """Return the reward of a trajectory that ends with a segment: the environment's, or else that of `score`."""
         if self.environment.counted_rewards([]) is not None:
             return sum(_rewards_on_path(self, self.tree, leaf).values())
-        return await score(Path.of(self.tree.segments[i] for i in self.tree.path(leaf)).tokens, {})
+        assert self.score is not None, "the checks refuse a tree that reads rewards without these"
+        return await self.score(Path.of(self.tree.segments[i] for i in self.tree.path(leaf)).tokens, {})
 
     @property
     def final_tokens(self) -> list[int]:
@@ -249,6 +250,11 @@ class TreeBuilder:
 Score = Callable[[Sequence[int], dict], Awaitable[float]]
 
 
+def token_text(tokenizer, **options: Any) -> Callable[[int], str]:
+    """Return a function that returns a token's text and keeps it; the options are those of the tokenizer's `decode`."""
+    return lru_cache(maxsize=None)(lambda token: tokenizer.decode([token], **options))
+
+
 class BranchPolicy(ABC):
     """Base class of tree policies, which decide what tokens of a prompt's tree are generated. One instance serves all
     prompts of a worker; only `grow` holds the state of a prompt. `register_tree` (verl.utils.parts) makes a policy a
@@ -259,15 +265,18 @@ class BranchPolicy(ABC):
     # token fields that the policy writes to `SegmentInfo.fields`; the rows get them in addition to segment ids
     fields: tuple[TokenField, ...] = ()
 
+    def __init__(self, keys: Any = None, text_of: Callable[[int], str] = str):
+        """`keys` are the policy's settings, and `text_of` returns a token's text."""
+        self.keys, self.text_of = keys, text_of
+
     @classmethod
-    @abstractmethod
     def from_config(cls, config, tokenizer=None) -> "BranchPolicy":
         """Return the policy of a run with this config; raise a ValueError that names a wrong key of the policy. The
         tokenizer is None if the config is only checked, before any process starts."""
+        return cls(cls.part.read(config), token_text(tokenizer))
 
-    def for_task(self, task: PromptTask, score: Score | None) -> "BranchPolicy":
-        """Return the policy for one prompt, with the trainer's settings for it. `score` calls the reward loop; it is
-        None if rewards are not computed during the rollout."""
+    def for_task(self, task: PromptTask) -> "BranchPolicy":
+        """Return the policy for one prompt, with the trainer's settings for it."""
         return self
 
     @abstractmethod

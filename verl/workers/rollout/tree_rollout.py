@@ -15,7 +15,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
 from verl.utils.parts import credit_of, tree_part
-from verl.workers.config.explore import needs_answers, parts_of
+from verl.workers.config.explore import parts_of
 from verl.workers.engine.prefix_tree.trie import distinct_tokens
 from verl.workers.rollout.answer_likelihood import (
     ANSWER_GAINS,
@@ -107,7 +107,6 @@ class TreeRollout:
         builder = getattr(agent_loop, "continuous_token_builder", None)
         self.environment = environment or environment_of(config, tokenizer, builder)
         self.context_rule = context_rule_of(config, tokenizer)
-        self.needs_answers = needs_answers(config)
         credit = credit_of(config.algorithm.adv_estimator)
         # keys of the run's credit if it reads gains of the answer's likelihood, else None
         self.gains = credit.read(config.algorithm) if credit and ANSWER_GAINS in credit.needs else None
@@ -127,20 +126,19 @@ class TreeRollout:
         `sampling_params` are those of ordinary sampling. The prompt's `uid` is the `request_id` of all requests to the
         engine, so that they go to one server."""
         engine = GroupEngine(self.engine, sampling_params)
-        likelihood = self._answer_likelihood(engine, task.row) if self.needs_answers else None
         async with self.environment.opened(task.row, self.seed_of(task)) as environment:
             started = time.perf_counter()
-            tree, policy = await self.grow_tree(environment, task, n, sampling_params, engine, likelihood, plain)
+            tree, policy = await self.grow_tree(environment, task, n, sampling_params, engine, plain)
             seconds = time.perf_counter() - started
         tree.metrics |= {"tokens_generated": float(engine.tokens)} | engine.versions.metrics()
         outputs = rows_of(tree, policy, engine.versions, seconds)
         if self.changes_contexts:
             tree.metrics |= self._set_contexts(outputs, tree)
-        if likelihood is not None:
-            if self.gains is not None:
-                gains = await answer_gains(tree, likelihood, self.gains.log_prob)
-                for output, values in zip(outputs, gains, strict=True):
-                    output.token_fields[ANSWER_GAINS.name] = values
+        if self.gains is not None:
+            likelihood = self._answer_likelihood(engine, task.row)
+            gains = await answer_gains(tree, likelihood, self.gains.log_prob)
+            for output, values in zip(outputs, gains, strict=True):
+                output.token_fields[ANSWER_GAINS.name] = values
             tree.metrics["likelihoods_left_out"] = float(likelihood.left_out)
         for output in outputs:
             if output.reward_score is not None:  # the reward loop does not score it
@@ -158,12 +156,11 @@ class TreeRollout:
         n: int,
         sampling_params: Mapping[str, Any],
         engine: RolloutEngine,
-        likelihood: AnswerLikelihood | None = None,
         plain: bool = False,
     ) -> tuple[TrajectoryTree, BranchPolicy]:
         """Return a prompt's tree in an opened environment, and the policy that grew it; see `run`."""
         prompt_ids = await self._prompt_ids(environment, task.row["raw_prompt"])
-        policy = self.plain if plain else self.policy.for_task(task, self._score(task.row, prompt_ids))
+        policy = self.plain if plain else self.policy.for_task(task)
         tree = await grow(
             engine,
             prompt_ids,
@@ -177,7 +174,7 @@ class TreeRollout:
             vocab_size=len(self.tokenizer),
             seed=self.seed_of(task),
             request_id=task.row["uid"],
-            answer_likelihood=likelihood,
+            score=self._score(task.row, prompt_ids),
         )
         return tree, policy
 

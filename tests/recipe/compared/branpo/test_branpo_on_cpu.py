@@ -13,7 +13,6 @@ from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, library, library_t
 from tests.recipe.compared import credit
 from tests.recipe.compared.engines import CHAT, grown_by, letter, odd, scoring
 from tests.workers.rollout.toy_engine import HashEngine, Letters
-from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import TOOL
 
 
@@ -21,8 +20,7 @@ def grown(engine, of_builder, reward_of=odd, **keys):
     """The tree, and the trajectories that were scored."""
     keys = BranPOKeys(**{"step_delimiter": "c"} | keys)
     score, scored = scoring(reward_of)
-    policy = Policy(keys, letter).for_task(PromptTask({}), score)
-    return grown_by(policy, engine, keys.bases + keys.tails, **of_builder), scored
+    return grown_by(Policy(keys, letter), engine, keys.bases + keys.tails, score=score, **of_builder), scored
 
 
 # ---- which trajectories get new tails ----

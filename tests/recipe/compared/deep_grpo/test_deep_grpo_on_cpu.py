@@ -157,8 +157,8 @@ def grown(engine, reward_of=odd, fit=None, text_of=letter, of_builder=None, **ke
     keys = DeepGRPOKeys(**{"chains": 4, "branches": 3, "step_delimiter": "c", "max_step_tokens": 6} | keys)
     score, scored = scoring(reward_of)
     task = PromptTask({}, settings=PromptSettings(tree=(Fit(*fit),) if fit else ()))
-    policy = Policy(keys, text_of).for_task(task, score)
-    tree = grown_by(policy, engine, keys.chains + keys.max_failures * keys.branches, **(of_builder or {}))
+    policy = Policy(keys, text_of).for_task(task)
+    tree = grown_by(policy, engine, keys.chains + keys.max_failures * keys.branches, score=score, **(of_builder or {}))
     return tree, rows_of(tree, policy), policy, scored
 
 

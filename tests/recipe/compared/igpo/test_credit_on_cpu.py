@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from recipe.compared.igpo.credit import compute_igpo_advantage, gain_metrics
+from recipe.compared.igpo.credit import compute_igpo_advantage
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
 from verl.workers.rollout.answer_likelihood import ANSWER_GAINS
 
@@ -61,14 +61,3 @@ def test_random_batches(norm, gamma):
         index = ["a", "b", "a", "b", "a", "c", "b"]
         found = advantages_of(gains, rewards, mask, index, norm=norm, gamma=gamma)
         torch.testing.assert_close(found.float(), slow(gains, rewards, mask, index, norm, gamma), atol=1e-4, rtol=1e-4)
-
-
-def test_metrics_are_of_the_turns_that_have_a_gain():
-    gains = torch.tensor([[NAN, 0.5, NAN, -0.1], [NAN, NAN, NAN, NAN]])
-    arguments = torch.zeros(2, 4), torch.ones(2, 4), np.array(["a", "a"]), True
-    with ANSWER_GAINS.bound(gains):
-        found = gain_metrics(*arguments)
-    sizes = {"igpo/answer_gain": 0.2, "igpo/answer_gain_size": 0.3}
-    assert found == pytest.approx({"igpo/turns_with_gain": 1.0, **sizes})
-    with ANSWER_GAINS.bound(gains[1:]):
-        assert gain_metrics(*arguments) == {"igpo/turns_with_gain": 0.0}

@@ -7,19 +7,17 @@ import pytest
 import torch
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-from recipe.compared.passk.credit import ACCURACY, warn_of_shared_tokens
+from recipe.compared.passk.credit import ACCURACY
 from tests.configs import composed
 from verl.trainer.checks.parts import check_parts
-from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
 
 
-def advantage(accuracy: list, k: int, index=None, segment_ids=None, mask=None, rewards=None) -> torch.Tensor:
+def advantage(accuracy: list, k: int, index=None) -> torch.Tensor:
     """Of responses with two tokens each; the rewards say nothing."""
-    mask = torch.ones(len(accuracy), 2) if mask is None else mask
-    rewards = torch.full(mask.shape, 0.3) if rewards is None else rewards
+    mask = torch.ones(len(accuracy), 2)
+    rewards = torch.full(mask.shape, 0.3)
     index = np.array(["p"] * len(accuracy) if index is None else index, dtype=object)
-    segments = torch.full(mask.shape, -1) if segment_ids is None else segment_ids
-    with SEGMENT_IDS.bound(segments), ACCURACY.bound(torch.tensor(accuracy, dtype=torch.float64)):
+    with ACCURACY.bound(torch.tensor(accuracy, dtype=torch.float64)):
         return get_adv_estimator_fn("passk")(rewards, mask, index, config={"passk": {"k": k}})[0]
 
 
@@ -53,18 +51,6 @@ def test_all_choices_are_equal(accuracy, k):
 def test_another_accuracy_is_refused_with_the_prompt(value):
     with pytest.raises(ValueError, match=f"returned acc={float(value)} for a response to the prompt q: .* 0 or 1"):
         advantage([1, 0, value, 0], 2, ["p", "p", "q", "q"])
-
-
-def test_shared_tokens_are_warned_of_once(caplog):
-    warn_of_shared_tokens.cache_clear()
-    advantage([1, 0], 1, segment_ids=torch.tensor([[0, 1], [2, 3]]))
-    assert not caplog.messages
-    for _ in range(2):
-        advantage([1, 0], 1, segment_ids=torch.tensor([[0, 1], [0, 2]]))
-    assert caplog.messages == [
-        "algorithm.adv_estimator=passk: responses share tokens, so they are not independent, and Pass@k is biased; "
-        "tree=plain has independent responses"
-    ]
 
 
 def test_a_kl_in_the_reward_is_refused():

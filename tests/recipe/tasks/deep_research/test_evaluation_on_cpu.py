@@ -1,7 +1,6 @@
-"""Public question sets: questions that are left out, other names of an answer, and encrypted files."""
+"""Public question sets: questions that are left out, and encrypted files."""
 
 import base64
-import json
 
 import pytest
 
@@ -28,17 +27,6 @@ def test_questions_that_need_more_than_text_are_counted(tmp_path):
     musique = LAYOUTS["musique"][0]
     result = read(tmp_path, "musique", [musique, musique | {"id": "x", "answerable": False}])
     assert result.left_out == {"has no answer": 1}
-
-
-def test_other_names_of_an_entity_are_right_with_the_file_of_aliases(tmp_path):
-    aliases = [{"Q_id": "Q7", "aliases": ["Anna", "", "Ann"], "demonyms": ["Annish"]}, {"Q_id": "Q8", "aliases": []}]
-    (tmp_path / "id_aliases.json").write_text("".join(json.dumps(row) + "\n" for row in aliases))
-    row = LAYOUTS["2wikimultihopqa"][0]
-    result = read(tmp_path, "2wikimultihopqa", [row, row | {"_id": "89", "answer": "yes", "answer_id": None}], ".json")
-    assert [question.answers for question in result.questions] == [["Ann", "Anna", "Annish"], ["yes"]]
-    (tmp_path / "id_aliases.json").write_text('{"Q_id": "Q7"}\n')
-    with pytest.raises(ValueError, match="id_aliases.json, row 1: expected Q_id and lists aliases"):
-        read(tmp_path, "2wikimultihopqa", [row], ".json")
 
 
 def test_lists_of_golden_answers(tmp_path):

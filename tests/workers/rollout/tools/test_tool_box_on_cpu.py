@@ -14,6 +14,8 @@ from tests.workers.rollout.tools.search.animals import ANIMALS, write_jsonl
 from verl.workers.config.keys import read_keys
 from verl.workers.rollout.tools import tool_box, tool_runners
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
+from verl.workers.rollout.tools.python.tool import PythonTool
+from verl.workers.rollout.tools.search.tool import LocalSearchTool
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, tool_class, try_tools
 
 
@@ -166,6 +168,15 @@ async def test_cancelling_ends_the_call():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert made.tools["do"].running == 0
+
+
+@pytest.mark.parametrize(
+    ("authors", "cls"), [("rollout.tools.python_tool", PythonTool), ("agent.tools.search_tool", LocalSearchTool)]
+)
+def test_the_authors_modules_are_ours(authors, cls):
+    """The modules of the tools in the scripts of arXiv 2507.19849."""
+    params = {"corpus": "any"} if cls is LocalSearchTool else {}
+    assert tool_class("t", {"class_path": f"verl.workers.{authors}.{cls.__name__}", "params": params})[0] is cls
 
 
 @pytest.mark.parametrize(

@@ -227,8 +227,8 @@ class ExploreMixin(WatchedRun):
 
     def _report_step(self, rows: BatchRows, metrics: dict) -> None:
         """Add metrics of groups and trees, call `after_advantage` of the components, and write the file of trees."""
-        norm = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
         if SEGMENT_IDS.get().max() >= 0:
+            norm = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
             rewards = rows.tokens(rewards_column(self.config.algorithm), 0.0)
             metrics.update(credit_metrics(rewards, rows.response_mask, rows.index, norm))
         metrics.update(tree_metrics(rows))
@@ -236,10 +236,6 @@ class ExploreMixin(WatchedRun):
             raise RuntimeError(
                 f"step {self.global_steps}: every call of the tool {tool} failed, by its own fault: {said}"
             )
-        credit = credit_of(self.config.algorithm.adv_estimator)
-        if credit is not None and credit.metrics is not None:
-            real = rows.real
-            metrics.update(credit.metrics(rows.rewards[real], rows.response_mask[real], rows.index[real], norm))
         shown = self.config.trainer.get("tree_prompts", 8)
         metrics.update(diversity_metrics(rows, rows.groups[:shown]))
         for component in self.components:

@@ -93,9 +93,6 @@ def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float |
             own = [(token, next(texts)) for token in tree.segments[i].token_ids]
             others = [[at, text] for at, (token, text) in enumerate(own) if vocabulary.setdefault(token, text) != text]
             records[i] |= {"texts": others} if others else {}
-    notes = [note for segment in tree.segments for note in segment.info.notes.get("suppressed", [])]
-    for token in {note["token"] for note in notes} - vocabulary.keys():
-        vocabulary[token] = piece_texts(tokenizer.decode, [tree.prompt_ids, [token]])[1]
     return {
         "step": step,
         "uid": uid,

@@ -20,7 +20,6 @@ from typing import Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass as keys_dataclass
 
-from verl.utils.moved import present_name
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput, ToolSession, ToolSet
@@ -82,15 +81,22 @@ def _named(name: str) -> Iterator[None]:
         raise ValueError(f"{_SECTION}.tool_instances.{name}: {error}") from error
 
 
+# the tools' modules in the scripts of arXiv 2507.19849 -> ours
+AUTHORS_MODULES = {
+    "verl.workers.rollout.tools.python_tool": "verl.workers.rollout.tools.python.tool",
+    "verl.workers.agent.tools.search_tool": "verl.workers.rollout.tools.search.tool",
+}
+
+
 def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool] | type[ToolSet], dict[str, Any]]:
     """Return the class and arguments of an entry of tool_instances; a ValueError names the wrong key."""
     key = f"{_SECTION}.tool_instances.{name}"
     unknown = sorted(set(instance) - {"class_path", "params"})
     if unknown or not instance.get("class_path"):
         raise ValueError(f"{key}: expected class_path and params, got {sorted(instance)}")
-    module, _, attribute = present_name(instance["class_path"]).rpartition(".")
+    module, _, attribute = instance["class_path"].rpartition(".")
     try:
-        cls = getattr(importlib.import_module(module), attribute)
+        cls = getattr(importlib.import_module(AUTHORS_MODULES.get(module, module)), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{key}.class_path={instance['class_path']}: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, (BaseTool, ToolSet))):

@@ -15,7 +15,6 @@ from collections.abc import Callable, Coroutine
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from verl.utils.moved import present_name
 from verl.utils.user_code import guard_tasks, guarded
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError
 
@@ -94,7 +93,7 @@ def runs_in_process(cls: type, class_path: str) -> bool:
     """Return whether the `execute` of a tool's class, or of verl's class that it adapts, has no `await`, `async for` or
     `async with`, and a new process can import the class."""
     execute = inspect.unwrap(getattr(cls, "upstream", cls).execute)
-    package = present_name(class_path).partition(".")[0]
+    package = class_path.partition(".")[0]
     can_import = any(finder.find_spec(package, None) for finder in sys.meta_path)
     return can_import and not any(step.opname in AWAITS for step in dis.get_instructions(execute))
 

@@ -23,12 +23,8 @@ DELETE_OLDEST = "DELETE FROM cache WHERE id <= (SELECT min(id) + (max(id) - min(
 
 
 class SearchCache:
-    """A cache of search results. Caches of other texts are subclasses with their own `noun` and `application_id`.
-    Beyond `size_mb` (10^6 bytes) the entries that were written first are deleted. Raise ValueError if the file, which
-    is not changed, is damaged or no such cache; the check takes about 3 s per GB."""
-
-    noun = "search cache"
-    application_id = APPLICATION_ID
+    """A cache of search results. Beyond `size_mb` (10^6 bytes) the entries that were written first are deleted. Raise
+    ValueError if the file, which is not changed, is damaged or no such cache; the check takes about 3 s per GB."""
 
     def __init__(self, path: str | Path, *, size_mb: float = 512):
         if not size_mb > 0:
@@ -43,9 +39,9 @@ class SearchCache:
                 stack.callback(self._database.close)
                 self._prepare()
             except sqlite3.OperationalError as error:
-                raise OSError(f"{self.path}: cannot be opened as a {self.noun}: {error}") from error
+                raise OSError(f"{self.path}: cannot be opened as a search cache: {error}") from error
             except sqlite3.DatabaseError as error:
-                fault = f"damaged, or not a {self.noun} ({error})"
+                fault = f"damaged, or not a search cache ({error})"
                 raise ValueError(f"{self.path}: {fault}; move it away to begin a new one") from error
             stack.pop_all()
 
@@ -67,7 +63,7 @@ class SearchCache:
 
     def _prepare(self) -> None:
         is_new = self._one("PRAGMA schema_version") == 0
-        if not is_new and self._one("PRAGMA application_id") != self.application_id:
+        if not is_new and self._one("PRAGMA application_id") != APPLICATION_ID:
             raise sqlite3.DatabaseError("an SQLite file of something else")
         if not is_new and (fault := self._one("PRAGMA quick_check(1)")) != "ok":
             raise sqlite3.DatabaseError(" ".join(fault.split()))
@@ -76,7 +72,7 @@ class SearchCache:
         self._database.execute("BEGIN IMMEDIATE")
         with self._database:
             if self._one("PRAGMA schema_version") == 0:  # not made by another process meanwhile
-                self._database.execute(f"PRAGMA application_id = {self.application_id}")
+                self._database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 self._database.execute(TABLE)
 
     def _enter_wal_mode(self) -> None:
