@@ -37,8 +37,6 @@ JOB_FAILED = "Error executing job with overrides"
 # Exit code of a run whose config or files its own checks refuse (verl/trainer/checks/callback.py).
 REFUSED = 2
 LOOK_SECONDS, ALIVE, SILENT = 0.5, ".alive-*", "gave no sign of life"
-# Beginning of the names of the metrics that verl/trainer/host_memory.py logs.
-HOST_MEMORY = "perf/host_memory_gb/"
 # The last line of a traceback in another process, as Ray prints it; vLLM puts its own head before each line.
 RAISED = re.compile(
     r"\((\w+) pid=(\d+)[^)]*\) (?:ERROR \S+ \S+ \[\S+\] )?([\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)"
@@ -120,7 +118,6 @@ class Progress:
         self.bar: tqdm | None = None  # created at the first entry, so that its rate leaves out the start-up
         self.shown: dict[str, str] = {}
         self.skipped = 0
-        self.host_memory: dict[str, float] = {}  # peak in GB by kind of process
 
     def update(self) -> None:
         if not self.metrics.exists():
@@ -144,8 +141,6 @@ class Progress:
             self.skipped += int(skipped)
             self.shown["skipped updates"] = str(self.skipped)
         for key, value in data.items():
-            if key.startswith(HOST_MEMORY):
-                self.host_memory[key.removeprefix(HOST_MEMORY)] = value
             if re.fullmatch(r"val-core/.*/acc/mean@\d+", key):
                 self.shown["val acc"] = f"{value:.3f}"
         if self.bar is None:
@@ -159,12 +154,6 @@ class Progress:
     def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
-
-    def print_host_memory(self) -> None:
-        """Print the peak host memory in GB of each kind of process, the largest first."""
-        if peaks := sorted(self.host_memory.items(), key=lambda peak: -peak[1]):
-            text = ", ".join(f"{kind} {size:.1f}" for kind, size in peaks)
-            print(f"Peak host memory in GB by kind of process: {text}", file=sys.stderr)
 
 
 def end_descendants(grace_seconds: float = 5.0) -> int:
@@ -307,8 +296,7 @@ def main(arguments: list[str]) -> int:
         start = log.tell()
         output = None if verbose else log
         try:
-            # The trainer finds the run's processes below this one; see verl/trainer/host_memory.py.
-            environment = os.environ | {"VERL_LAUNCHER": str(os.getpid()), "VERL_LOCKED_DIR": os.path.realpath(run_dir)}
+            environment = os.environ | {"VERL_LOCKED_DIR": os.path.realpath(run_dir)}
             if environment.get("VERL_PLATFORM") == "cpu" and command[0] == "python":
                 environment |= fork_server.start(log)[0]
                 command[0] = str(fork_server.CLIENT)
@@ -326,7 +314,6 @@ def main(arguments: list[str]) -> int:
             ignore_endings()
             end_descendants()
             remove_unused_memory((*SHARED_NAMES, "psm_"), keep=before)
-    progress.print_host_memory()
     if code:
         report_failure(run_dir, start, run.pid, code)
         return code if code > 0 else 128 - code

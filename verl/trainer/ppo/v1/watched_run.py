@@ -5,7 +5,6 @@ failed rollouts     the error of the first one, if a step's prompts failed
 skipped updates     three in a row, or all of a run: upstream skips updates whose gradients are not finite
 nonsense            columns with NaN; all gradients of a run 0; a warning if the first batches' rewards are all equal
 checkpoints         a folder that not all workers see, a full disk, a damaged file
-host memory         a warning before Ray kills a process, and the peak of each kind of process as metrics
 
 At its end it closes the trackers. Upstream (verl 0.9.1) leaves that to the interpreter, which may be killed before.
 Workers fetch only tensors and pictures (`send_tensors_only`).
@@ -35,7 +34,6 @@ from verl.trainer.checkpoint_marker import (
 )
 from verl.trainer.checks.resources.disk import check_shared_folder
 from verl.trainer.checks.run_dir import check_steps_left
-from verl.trainer.host_memory import HostMemoryWatch
 from verl.trainer.ppo.v1.batch_faults import not_finite, why_rewards_are_equal
 from verl.trainer.ppo.v1.batch_rows import BatchRows, send_tensors_only, zero_equal_groups
 from verl.trainer.ppo.v1.row_order import correct_counts
@@ -102,7 +100,6 @@ class WatchedRun:
         seconds = config.trainer.get("progress_timeout")
         run_dir = config.trainer.default_local_dir
         self.watch = ProgressWatch(seconds or math.inf, self._progress, self._waits_for, report_fault, run_dir)
-        self.host_memory = HostMemoryWatch()
         self._save_checkpoint = self._without_older_marks(self._save_checkpoint)
         for name, phase in PHASES.items():
             setattr(self, name, self._in_phase(phase, getattr(self, name)))
@@ -269,7 +266,6 @@ class WatchedRun:
     # ---- updates ----
 
     def _setup(self):
-        self.host_memory.start()
         super()._setup()
         send_tensors_only(self.actor_rollout_wg, "compute_log_prob", "update_actor")
         self._count_updates_of("actor", self.actor_rollout_wg, "update_actor")
@@ -355,7 +351,6 @@ class WatchedRun:
     def _compute_metrics(self, batch, metrics: dict, *args, **kwargs) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         correct_counts(metrics, batch.tags, self.config.data.max_response_length)
-        metrics |= self.host_memory.metrics()
 
     def fit(self, agent_loop_manager):
         trainer = self.config.trainer
@@ -371,8 +366,6 @@ class WatchedRun:
             if is_run_error:
                 raise
             raise RunError(message) from error
-        finally:
-            self.host_memory.ended.set()
         self._close_trackers(exit_code=0)
         if self.updates and self.skipped_updates == self.updates:
             raise RunError(
