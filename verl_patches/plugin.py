@@ -71,7 +71,6 @@ PATCHES = (
     ("verl.workers.engine_workers", "named_exits", "report_exits"),
     ("transfer_queue.controller", "named_exits", "report_exits"),
     ("transfer_queue.storage.simple_storage", "named_exits", "report_exits"),
-    ("verl.utils.tracking", "full_disk", "go_on_without_metrics"),
     ("verl.utils.tracking", "tracked_runs", "keep_runs_whole"),
     ("verl.trainer.ppo.v1.replay_buffer", "exact_spread", "find_equal_rewards"),
     ("verl.utils.checkpoint.checkpoint_handler", "epoch_ends", "begin_epochs_after_checkpoints"),

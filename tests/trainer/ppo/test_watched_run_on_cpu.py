@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import math
-import shutil
 from collections import defaultdict
 from functools import partialmethod
 from types import SimpleNamespace
@@ -378,14 +377,7 @@ def test_a_checkpoint_that_cannot_be_written_says_why(made, monkeypatch, tmp_pat
         made._save_checkpoint()
     (tmp_path / "global_step_6/actor").mkdir(parents=True)
     (tmp_path / "global_step_6/COMPLETE").touch()
-    free = shutil.disk_usage(tmp_path)._replace(free=3 * 2**20)
-    with monkeypatch.context() as full:
-        full.setattr(shutil, "disk_usage", lambda folder: free)
-        expected = r"the disk is full, 3 MB are free \(OSError: file write failed\); the last .* is of step 6"
-        with pytest.raises(RunError, match=expected):
-            made._save_checkpoint()
-    made.config.trainer.default_local_dir = str(tmp_path / "gone")
-    with pytest.raises(RunError, match="OSError: file write failed; .*/gone cannot be read"):
+    with pytest.raises(RunError, match="OSError: file write failed; the last .* is of step 6"):
         made._save_checkpoint()
 
 

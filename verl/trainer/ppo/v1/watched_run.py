@@ -4,7 +4,7 @@ hangs               the phase and what it waits for, after `trainer.progress_tim
 failed rollouts     the error of the first one, if a step's prompts failed
 skipped updates     three in a row, or all of a run: upstream skips updates whose gradients are not finite
 nonsense            columns with NaN; all gradients of a run 0; a warning if the first batches' rewards are all equal
-checkpoints         a folder that not all workers see, a full disk, a damaged file
+checkpoints         a folder that not all workers see, a damaged file
 
 At its end it closes the trackers. Upstream (verl 0.9.1) leaves that to the interpreter, which may be killed before.
 Workers fetch only tensors and pictures (`send_tensors_only`).
@@ -12,7 +12,6 @@ Workers fetch only tensors and pictures (`send_tensors_only`).
 
 import logging
 import math
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -79,7 +78,6 @@ WARNED_BATCHES = 3  # first batches with equal rewards
 IDLE_UPDATES = 10  # fewest updates of a run that may not all have gradients of 0
 # The loss scale of float16 begins too high, and updates are skipped until it fits.
 SKIPPED_IN_A_ROW_FLOAT16 = 20
-FULL_DISK_MEGABYTES = 64
 
 
 class WatchedRun:
@@ -217,17 +215,10 @@ class WatchedRun:
 
     def _why_not_saved(self, error: BaseException) -> str:
         run_dir = Path(self.config.trainer.default_local_dir)
-        why = cause_of(error)
-        try:
-            free = shutil.disk_usage(run_dir).free / 2**20
-        except OSError as unreadable:
-            why = f"{why}; {run_dir} cannot be read: {unreadable}"
-        else:
-            why = f"the disk is full, {free:.0f} MB are free ({why})" if free < FULL_DISK_MEGABYTES else why
         steps = [step for step in complete_steps(run_dir) if step < self.global_steps]
         last = f"the last complete checkpoint is of step {steps[-1]}" if steps else "there is no complete checkpoint"
         folder = run_dir / f"global_step_{self.global_steps}"
-        return f"step {self.global_steps}: {folder} was not written: {why}; {last}"
+        return f"step {self.global_steps}: {folder} was not written: {cause_of(error)}; {last}"
 
     def _load_checkpoint(self):
         trainer = self.config.trainer
