@@ -2,7 +2,7 @@
 
     python scripts/export.py outputs/hapo_seed0 40 outputs/exported
 
-The card, FOLDER/README.md, holds the method, the data, the versions, and what the trainer's validation and the
+The card, FOLDER/README.md, holds the method, the data, and what the trainer's validation and the
 evaluations of this step (outputs/results/RUN/step_N/*.log) measured, with intervals where an evaluation has them.
 """
 
@@ -31,7 +31,7 @@ from verl.evaluation.model.checkpoint import (  # noqa: E402  # noqa: E402
     write_adapter,
     write_model_folder,
 )
-from verl.trainer.checkpoint_marker import checkpoints, saved_config, saved_versions  # noqa: E402
+from verl.trainer.checkpoint_marker import checkpoints, saved_config  # noqa: E402
 from verl.utils.atomic_files import new_folder  # noqa: E402
 
 
@@ -65,7 +65,6 @@ def export(run: Path, step: int | None, folder: Path, adapter: bool = False) -> 
             run=run.name,
             step=step,
             config=config,
-            versions=saved_versions(checkpoint),
             dtype=str(dtype).removeprefix("torch."),
             lora=lora_settings(actor) if has_lora(actor) else None,
             is_adapter=adapter,

@@ -26,7 +26,6 @@ class CheckpointFacts(NamedTuple):
     run: str
     step: int
     config: DictConfig | None  # None for a checkpoint without one
-    versions: dict[str, str]  # package -> version, of the packages that wrote the checkpoint
     dtype: str  # data type of the weights
     lora: dict[str, Any] | None  # `r`, `lora_alpha` and `use_rslora`; None without LoRA
     is_adapter: bool  # whether the weights are LoRA's factors alone; otherwise these were merged into the weights
@@ -75,8 +74,7 @@ def model_card(facts: CheckpointFacts) -> str:
         lines += [*_table(_training(facts, config)), "", f"The whole config is in {CONFIG_FILE}.", ""]
     lines += ["# Measurements at this step", ""]
     lines += [markdown(facts.results) if facts.results else "The run's folder has none.", ""]
-    lines += ["# Versions", "", *(_table(facts.versions) if facts.versions else ["The checkpoint does not hold them."])]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _table(rows: dict[str, Any]) -> Iterator[str]:

@@ -17,20 +17,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from pathlib import Path
 
 import ray
 from omegaconf import DictConfig
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from verl.trainer.checkpoint_marker import (
-    complete_steps,
-    damaged_files,
-    forget_marks_from,
-    missing_shards,
-    shard_sizes,
-)
+from verl.trainer.checkpoint_marker import forget_marks_from
 from verl.trainer.checks.resources.disk import check_shared_folder
 from verl.trainer.checks.run_dir import check_steps_left
 from verl.trainer.ppo.v1.batch_faults import not_finite, why_rewards_are_equal
@@ -199,26 +192,14 @@ class WatchedRun:
     # ---- checkpoints ----
 
     def _without_older_marks(self, save: Callable) -> Callable:
-        """Return a save that first removes the marks of checkpoints from this step on, and explains why it failed."""
+        """Return a save that first removes the marks of checkpoints from this step on."""
 
         @wraps(save)
         def call() -> None:
-            try:
-                forget_marks_from(self.config.trainer.default_local_dir, self.global_steps)
-                save()
-            except RunError:
-                raise
-            except BaseException as error:
-                raise RunError(self._why_not_saved(error)) from error
+            forget_marks_from(self.config.trainer.default_local_dir, self.global_steps)
+            save()
 
         return call
-
-    def _why_not_saved(self, error: BaseException) -> str:
-        run_dir = Path(self.config.trainer.default_local_dir)
-        steps = [step for step in complete_steps(run_dir) if step < self.global_steps]
-        last = f"the last complete checkpoint is of step {steps[-1]}" if steps else "there is no complete checkpoint"
-        folder = run_dir / f"global_step_{self.global_steps}"
-        return f"step {self.global_steps}: {folder} was not written: {cause_of(error)}; {last}"
 
     def _load_checkpoint(self):
         trainer = self.config.trainer
@@ -227,32 +208,12 @@ class WatchedRun:
         try:
             super()._load_checkpoint()
         except Exception as error:
-            if self.global_steps and (damage := self._damage()):
-                raise RunError(damage) from error
-            raise
-
-    def _damage(self) -> str | None:
-        """Return what is wrong with the files of the checkpoint that could not be loaded; None if nothing is."""
-        trainer = self.config.trainer
-        folder, workers = loaded_folder(self), trainer.nnodes * trainer.n_gpus_per_node
-        sizes = shard_sizes(folder / "actor")
-        if sizes and workers not in sizes:
-            return (
-                f"{folder} cannot be resumed from: it has the shards of {sorted(sizes)[0]} workers, and this run has "
-                f"{workers}; the same command would fail again. FSDP resumes on as many workers as before"
-            )
-        missing = [folder / "actor" / name for name in missing_shards(folder / "actor", workers)]
-        if not (damaged := [*damaged_files(folder), *missing]):
-            return None
-        older = [step for step in complete_steps(folder.parent) if step < self.global_steps]
-        advice = "remove the folder to begin anew"
-        if older:
-            source = f"trainer.resume_from_path={folder.parent / f'global_step_{older[-1]}'}"
-            advice = f"trainer.resume_mode=resume_path {source} resumes from step {older[-1]}"
-        return (
-            f"{folder} cannot be resumed from, as these files are damaged or missing: "
-            f"{', '.join(map(str, damaged[:4]))}; the same command would fail again: {advice}"
-        )
+            if not self.global_steps:
+                raise
+            raise RunError(
+                f"{loaded_folder(self)} cannot be resumed from: {cause_of(error)}; unless this cause is removed, the "
+                "same command would fail again: resume from an older checkpoint (docs/resume.md)"
+            ) from error
 
     # ---- updates ----
 
