@@ -4,8 +4,8 @@
 
 The run's output goes to RUN_DIR/train.log, its metrics to RUN_DIR/metrics.jsonl (verl's file logger), its curves to
 RUN_DIR/curves.png. One run at a time uses RUN_DIR. However the run ends, even by a SIGKILL of one of its processes, the
-launcher ends every process that the run started, and removes its shared memory. It also ends a run of which a process
-is frozen. VERBOSE=1 shows the whole output. The exit code is the run's own.
+launcher ends every process that the run started, and removes its shared memory. VERBOSE=1 shows the whole output. The
+exit code is the run's own.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ LAST_LINES = 15
 JOB_FAILED = "Error executing job with overrides"
 # Exit code of a run whose config or files its own checks refuse (verl/trainer/checks/callback.py).
 REFUSED = 2
-LOOK_SECONDS, ALIVE, SILENT = 0.5, ".alive-*", "gave no sign of life"
+LOOK_SECONDS = 0.5
 # The last line of a traceback in another process, as Ray prints it; vLLM puts its own head before each line.
 RAISED = re.compile(
     r"\((\w+) pid=(\d+)[^)]*\) (?:ERROR \S+ \S+ \[\S+\] )?([\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)"
@@ -180,23 +180,11 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
         return False
 
 
-def wait(run: subprocess.Popen, progress: Progress, log) -> int:
-    """Wait for the end of the run, and show its progress. Return its exit code, 4 if one of its processes is frozen. A
-    process is frozen if it has touched its file `.alive-NAME-PID-SECONDS` (verl/trainer/watches.py), and then not again
-    for that many seconds, counted in looks: a launcher that was stopped itself makes none."""
-    alive: dict[Path, tuple[int, int]] = {}  # file -> time of the last sign, number of looks since
+def wait(run: subprocess.Popen, progress: Progress) -> int:
+    """Wait for the end of the run, and show its progress. Return its exit code."""
     while run.poll() is None:
         progress.update()
         time.sleep(LOOK_SECONDS)
-        for file in progress.metrics.parent.glob(ALIVE):
-            now, (before, looks) = file.stat().st_mtime_ns, alive.get(file, (0, 0))
-            alive[file] = now, looks + 1 if now == before else 0
-            _, name, pid, seconds = file.name.split("-")
-            if alive[file][1] * LOOK_SECONDS > int(seconds):
-                why = "it is stopped, or a call holds Python's lock (GIL)"
-                progress.close()
-                log.write(f"error: {name} (process {pid}) {SILENT} for {seconds} s: {why}\n".encode())
-                return 4
     progress.update()
     progress.close()
     return run.returncode
@@ -216,7 +204,6 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
         how = f" failed with exit code {code}"
     print(f"\nThe run{how}.", file=sys.stderr)
     errors = [line for line in causes if line.startswith("error:")]
-    errors = [line for line in errors if SILENT in line] or errors  # the launcher itself has ended the others
     for match in filter(None, (re.search(r"\bRunError: (.*)", line) for line in plain)):
         if not any(match[1] in error for error in errors):  # the driver's watch may also have printed it
             errors.append(f"error: {match[1]}")
@@ -278,8 +265,6 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
-    for file in run_dir.glob(ALIVE):
-        file.unlink()
     remove_unused_memory()
     before = shared_memory()
     keep_earlier_metrics(run_dir)
@@ -304,7 +289,7 @@ def main(arguments: list[str]) -> int:
             progress = Progress(run_dir / "metrics.jsonl", steps)
             options = {"stdout": output, "stderr": output, "env": environment, "pass_fds": [lock]}
             run = subprocess.Popen(command, preexec_fn=with_launcher, **options)
-            code = wait(run, progress, log)
+            code = wait(run, progress)
         except Interrupted as interrupted:
             (number,) = interrupted.args
             end_descendants()

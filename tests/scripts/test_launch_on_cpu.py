@@ -204,37 +204,6 @@ def test_a_run_without_launcher_is_refused_in_a_folder_that_another_one_uses(tmp
     first.communicate(timeout=60)
 
 
-FROZEN = """
-import os, re, signal, sys, time
-from verl.trainer import watches
-watches.SILENT_SECONDS = 2.0, 2.0
-watch = watches.ProgressWatch(100, lambda: 0, str, print, sys.argv[1])
-watch.start()
-time.sleep(4)
-{freeze}
-"""
-
-
-@pytest.mark.parametrize("freeze", ["os.kill(os.getpid(), signal.SIGSTOP)", "re.match('(a|aa)+$', 'a' * 60 + 'b')"])
-def test_a_frozen_process_ends_the_run(tmp_path, freeze):
-    """In a grandchild, as the TaskRunner is one."""
-    command = f"subprocess.call([sys.executable, '-c', {FROZEN.format(freeze=freeze)!r}, {str(tmp_path)!r}])"
-    launcher = launch(tmp_path, f"import subprocess, sys; {command}")
-    _, errors = launcher.communicate(timeout=90)
-    (file,) = tmp_path.glob(".alive-TaskRunner-*")
-    pid = int(file.name.split("-")[2])
-    assert launcher.returncode == 4 and gone(pid)
-    assert f"error: TaskRunner (process {pid}) gave no sign of life for 2 s" in errors
-
-
-def test_a_process_that_only_waits_is_not_frozen(tmp_path):
-    (tmp_path / ".alive-driver-1-1").touch()  # of an earlier run
-    command = f"subprocess.call([sys.executable, '-c', {FROZEN.format(freeze='')!r}, {str(tmp_path)!r}])"
-    launcher = launch(tmp_path, f"import subprocess, sys; sys.exit({command})")
-    _, errors = launcher.communicate(timeout=90)
-    assert launcher.returncode == 0 and "sign of life" not in errors
-
-
 LEAVES = """
 import os, signal, subprocess, sys, time
 for name in {names}:

@@ -5,8 +5,7 @@ not say which one, and for some of them it waits forever. The driver looks every
 - for placement groups and actors of this job that Ray has not placed (`PlacementWait`);
 - at the states of the run's actors, which Ray keeps (`lost_actors`), and at its own raylet;
 - for faults that processes of the run have reported (`verl.utils.fault_reports`).
-Processes that were ended on purpose, and those of other jobs, count nowhere. A frozen process cannot watch itself, so
-both watches also give signs of life to the launcher (scripts/launch.py).
+Processes that were ended on purpose, and those of other jobs, count nowhere.
 """
 
 import atexit
@@ -17,8 +16,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 import ray
 from ray.core.generated.common_pb2 import ActorDiedErrorContext as DIED
@@ -34,18 +32,7 @@ END_SECONDS = 20.0
 TASK_RUNNER_SECONDS = 60.0
 # The start may take this long under any limit: models are loaded and compiled, and nodes may have to join.
 START_SECONDS = 3600.0
-# Bounds of the time without a sign of life after which the launcher ends the run: within them `progress_timeout`.
-SILENT_SECONDS = 60.0, 600.0
 PENDING_CODE, FAULT_CODE = 3, 4
-
-
-def give_sign_of_life(run_dir: str | None, name: str, progress_timeout: float | None) -> None:
-    """Touch a file in the run's folder; its name holds this process and the limit for the next sign in seconds."""
-    low, high = SILENT_SECONDS
-    seconds = min(max(progress_timeout or high, low), high)
-    if run_dir is not None:
-        with suppress(OSError):  # a run whose folder is gone has other messages
-            Path(run_dir, f".alive-{name}-{os.getpid()}-{seconds:.0f}").touch()
 
 
 # ---- in the driver ----
@@ -84,9 +71,9 @@ class RunWatch(threading.Thread):
     """The driver's thread, the one place that ends a run: with exit code 3 for what Ray does not place, and after any
     other fault `END_SECONDS` later with 4. If the driver ends by itself between two looks, it looks once more."""
 
-    def __init__(self, run_dir: str | None = None, placement: PlacementWait | None = None):
+    def __init__(self, placement: PlacementWait | None = None):
         super().__init__(name="RunWatch", daemon=True)
-        self.run_dir, self.placement = run_dir, placement
+        self.placement = placement
         self.faults: list[str] = []
         self.ending = threading.Event()
         # This handler runs before Ray's, which ends Ray's processes, because `ray` was imported earlier.
@@ -115,7 +102,6 @@ class RunWatch(threading.Thread):
                 self.faults, code, seconds = [late], PENDING_CODE, 0.0
                 break
             self.look()
-            give_sign_of_life(self.run_dir, "driver", None)
         if self.faults:
             time.sleep(seconds)
             os._exit(code)
@@ -203,20 +189,12 @@ def lost_actors() -> list[str]:
 
 class ProgressWatch(threading.Thread):
     """Thread that ends the run when neither the phase nor the `state` (such as the numbers of finished prompts) has
-    changed for longer than `seconds`; single phases may have a longer limit. `describe` says what the current phase
-    waits for, and `report` tells the driver, whose own loop blocks meanwhile."""
+    changed for longer than `seconds`; single phases may have a longer limit. `report` tells the driver, whose own loop
+    blocks meanwhile."""
 
-    def __init__(
-        self,
-        seconds: float,
-        state: Callable[[], Hashable],
-        describe: Callable[[], str],
-        report: Callable[[str], None],
-        run_dir: str | None = None,
-    ):
+    def __init__(self, seconds: float, state: Callable[[], Hashable], report: Callable[[str], None]):
         super().__init__(name="ProgressWatch", daemon=True)
-        self.seconds, self._state, self._describe, self._report = seconds, state, describe, report
-        self._run_dir = run_dir
+        self.seconds, self._state, self._report = seconds, state, report
         # Name and limit of each open phase, the innermost last; the first entry covers the time outside all others.
         self._phases: list[tuple[str, float]] = [("start or end of the run", max(seconds, START_SECONDS))]
         self._changes = 0
@@ -242,7 +220,6 @@ class ProgressWatch(threading.Thread):
         seen, since = None, time.monotonic()
         while True:
             time.sleep(min(LOOK_SECONDS, self.seconds / 4))
-            give_sign_of_life(self._run_dir, "TaskRunner", self.seconds)
             now, (phase, seconds) = (self._changes, self._state()), self._phases[-1]
             if now != seen:
                 seen, since = now, time.monotonic()
@@ -253,9 +230,8 @@ class ProgressWatch(threading.Thread):
         message = f"no progress for {seconds:g} s (trainer.progress_timeout) in the phase: {phase}"
         end = threading.Timer(TASK_RUNNER_SECONDS, os._exit, [FAULT_CODE])  # the report may hang, too
         end.start()
+        print(f"error: {message}", file=sys.stderr, flush=True)
         try:
-            message += self._describe()
-            print(f"error: {message}", file=sys.stderr, flush=True)
             self._report(message)
         except Exception as error:  # such as an error of Ray, if Ray itself hangs
             print(f"error: {message}; the driver was not told: {error!r}", file=sys.stderr, flush=True)

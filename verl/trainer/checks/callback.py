@@ -60,7 +60,7 @@ class Preflight(Callback):
                 raise SystemExit(0)
             for prepare in STARTS:
                 prepare(config)
-            RunWatch(config.trainer.default_local_dir, placement_wait(config)).start()
+            RunWatch(placement_wait(config)).start()
         except (ValueError, RunError) as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()

@@ -1,6 +1,6 @@
 """A mixin of trainers that ends a run that hangs or cannot learn, with the first cause in the message.
 
-hangs               the phase and what it waits for, after `trainer.progress_timeout` s (`ProgressWatch`)
+hangs               the phase, after `trainer.progress_timeout` s (`ProgressWatch`)
 failed rollouts     the error of the first one, if a step's prompts failed
 skipped updates     three in a row, or all of a run: upstream skips updates whose gradients are not finite
 nonsense            columns with NaN; all gradients of a run 0; a warning if the first batches' rewards are all equal
@@ -43,27 +43,14 @@ PHASES = {
     "_setup": SET_UP,
     "on_init_end": "first delivery of the weights to the engines",
     "fit": "training loop",
-    "_reissue_inflight_prompts": "prompts that were under way",
-    "on_train_begin": "first prompts",
-    "on_validate_begin": "switch of the engines to validation",
     "_validate": "validation",
-    "on_validate_end": "switch of the engines to training",
-    "on_step_begin": "switch of the engines to the step",
-    "step": "rollout",
-    "on_sample_end": "pause of the engines",
-    "_compute_reward_colocate": "rewards of the reward model",
-    "_balance_batch": "preparation of the batch",
+    "step": "rollout, reference policy or critic",
     "_compute_old_log_prob": "old log-probabilities",
-    "_compute_ref_log_prob": "log-probabilities of the reference policy",
-    "_compute_values": "values of the critic",
     "_compute_advantage": "advantages",
-    "_update_critic": "update of the critic",
     "_update_actor": "update of the actor",
     "_save_checkpoint": "checkpoint",
     "on_step_end": "delivery of the weights to the engines",
-    "_compute_metrics": "metrics",
 }
-PROMPT_STATES = ("pending", "running", "finished", "failure")
 # Part of upstream's message if no prompt of a batch has a row.
 NO_ROWS = "no materializable trajectories"
 SKIPPED_IN_A_ROW = 3
@@ -85,17 +72,14 @@ class WatchedRun:
         self.rewards_varied, self.why_equal = False, ""
         self.rows: BatchRows | None = None  # of the batch whose advantages are computed next
         self.skipped_in_a_row: dict[str, int] = {}  # number of updates by role
-        self.prompt_states: dict[str, int] = {}
         dtype = config.actor_rollout_ref.actor.fsdp_config.get("dtype")
         self.most_skipped = SKIPPED_IN_A_ROW_FLOAT16 if dtype in ("float16", "fp16") else SKIPPED_IN_A_ROW
         seconds = config.trainer.get("progress_timeout")
-        run_dir = config.trainer.default_local_dir
-        self.watch = ProgressWatch(seconds or math.inf, self._progress, self._waits_for, report_fault, run_dir)
+        self.watch = ProgressWatch(seconds or math.inf, self._progress, report_fault)
         self._save_checkpoint = self._without_older_marks(self._save_checkpoint)
         for name, phase in PHASES.items():
             setattr(self, name, self._in_phase(phase, getattr(self, name)))
         super().__init__(config)
-        self._remember_prompt_states()
         self.watch.start()
 
     def _in_phase(self, phase: str, method: Callable) -> Callable:
@@ -119,27 +103,7 @@ class WatchedRun:
 
     def _progress(self) -> tuple:
         counts = self._counts("train") + self._counts("val")
-        return (*self.prompt_states.values(), counts.finished, counts.failed)
-
-    def _remember_prompt_states(self) -> None:
-        """Store the number of prompts in each state after each sync of the buffer, which has none during a sync."""
-        buffer = self.replay_buffer
-        ask = getattr(buffer, "_sync_metadata_from_transfer_queue", None)
-        if ask is None:  # a user's sampler has no such method
-            return
-
-        def ask_and_remember() -> None:
-            ask()
-            sets = {state: getattr(buffer, f"{state}_keys") for state in PROMPT_STATES}
-            self.prompt_states = {state: sum(map(len, keys.values())) for state, keys in sets.items()}
-
-        buffer._sync_metadata_from_transfer_queue = ask_and_remember
-
-    def _waits_for(self) -> str:
-        states = self.prompt_states
-        if not states.get("pending", 0) + states.get("running", 0):
-            return ""
-        return "; prompts: " + ", ".join(f"{number} {state}" for state, number in states.items())
+        return counts.finished, counts.failed
 
     # ---- failed rollouts ----
 
