@@ -110,8 +110,6 @@ def register() -> None:
         after_import("verl.workers.rollout.base", _register_server_adapters)
         for patch in PATCHES:
             _patch_after_import(*patch)
-        if os.environ.get("VERL_WAIT_FOR_NODES") == "1":
-            _patch_after_import("verl.single_controller.ray.base", "missing_gpus", "leave_missing_gpus_to_the_watch")
         if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
             activate_cpu()
     except Exception as error:
