@@ -123,18 +123,15 @@ def test_a_buffer_that_gives_up_is_told_the_first_cause(made, monkeypatch):
         made.step({}, {})
 
 
-def test_refills_end_when_a_batch_has_failed_and_nothing_else(made, monkeypatch):
+def test_refills_end_when_more_than_a_batch_has_failed_in_a_step(made, monkeypatch):
     submitted = []
     monkeypatch.setattr(PPOTrainer, "_add_prompts_to_generate", lambda self, n: submitted.append(n))
-    made.agent_loop_manager.fail(3)
+    made.agent_loop_manager.fail(4, finished=1)
     made._add_prompts_to_generate(3)
-    made.agent_loop_manager.fail(3, finished=1)
-    made._add_prompts_to_generate(2)
-    made.agent_loop_manager.counts.pop("train")
-    made.agent_loop_manager.fail(4)
-    with pytest.raises(RunError, match="all 4 prompt groups failed; the first: ValueError: engine error 0"):
+    made.agent_loop_manager.fail(1)
+    with pytest.raises(RunError, match="5 of 6 prompt groups failed; the first: ValueError: engine error 0"):
         made._add_prompts_to_generate(1)
-    assert submitted == [3, 2]
+    assert submitted == [3]
 
 
 def test_a_step_ends_with_the_fault_that_another_process_reported(made, monkeypatch):

@@ -124,7 +124,7 @@ class WatchedRun:
 
     def _add_prompts_to_generate(self, *args, **kwargs):
         counts = self._counts("train")
-        if counts.failed >= self.config.data.train_batch_size and not counts.finished:
+        if counts.failed > self.config.data.train_batch_size:
             raise RunError(f"step {self.global_steps}: {counts}")
         return super()._add_prompts_to_generate(*args, **kwargs)
 
