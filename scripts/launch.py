@@ -46,8 +46,8 @@ FOLLOWS = re.compile(r"EngineDead|EngineGenerate|RayTask|RayActor|ActorDied|Acto
 DIED = "died, often because memory ran out"
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHARED_MEMORY = Path("/dev/shm")
-# Beginnings of names in it: weights on their way to vLLM (a whole bucket), and multiprocessing's semaphores.
-SHARED_NAMES = ("verl_weights_", "sem.mp-")
+# Beginnings of names in it: weights on their way to vLLM (a whole bucket), and multiprocessing's semaphores and memory.
+SHARED_NAMES = ("verl_weights_", "sem.mp-", "psm_")
 # Inodes of the host's own namespaces. With the first, but not the second, as with `docker run --ipc=host`, processes
 # that cannot be seen here may use /dev/shm.
 HOST_IPC, HOST_PID = 0xEFFFFFFF, 0xEFFFFFFC
@@ -80,10 +80,10 @@ def shared_memory() -> set[str]:
     return set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
 
 
-def remove_unused_memory(names: tuple[str, ...] = SHARED_NAMES, keep: frozenset[str] | set[str] = frozenset()) -> None:
-    """Remove this user's files in /dev/shm with these beginnings that no process has mapped, except `keep`: killed
+def remove_unused_memory(keep: set[str]) -> None:
+    """Remove this user's files in /dev/shm, of `SHARED_NAMES`, that no process has mapped, except `keep`: killed
     processes leave them, and they stay until the machine restarts."""
-    unused = {name for name in shared_memory() - keep if name.startswith(names)}
+    unused = {name for name in shared_memory() - keep if name.startswith(SHARED_NAMES)}
     ipc, pid = (os.stat(f"/proc/self/ns/{kind}").st_ino if unused else 0 for kind in ("ipc", "pid"))
     if not unused or ipc == HOST_IPC and pid != HOST_PID:
         return
@@ -111,13 +111,12 @@ def steps_announced(log: Path) -> int | None:
 
 
 class Progress:
-    """A progress bar with reward, accuracy, tokens/s and skipped updates. It follows the growing metrics file."""
+    """A progress bar with reward and accuracy. It follows the growing metrics file."""
 
     def __init__(self, metrics: Path, total: int | None = None):
         self.metrics, self.total, self.offset = metrics, total, 0
         self.bar: tqdm | None = None  # created at the first entry, so that its rate leaves out the start-up
         self.shown: dict[str, str] = {}
-        self.skipped = 0
 
     def update(self) -> None:
         if not self.metrics.exists():
@@ -135,11 +134,6 @@ class Progress:
         reward = data.get("critic/score/mean", data.get("train/loss"))
         if reward is not None:
             self.shown["reward" if "critic/score/mean" in data else "loss"] = f"{reward:.3f}"
-        if "perf/throughput" in data:
-            self.shown["tok/s"] = f"{data['perf/throughput']:.0f}"
-        if skipped := data.get("actor/skipped_updates"):
-            self.skipped += int(skipped)
-            self.shown["skipped updates"] = str(self.skipped)
         for key, value in data.items():
             if re.fullmatch(r"val-core/.*/acc/mean@\d+", key):
                 self.shown["val acc"] = f"{value:.3f}"
@@ -265,7 +259,6 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
-    remove_unused_memory()
     before = shared_memory()
     keep_earlier_metrics(run_dir)
     adopt_orphans()
@@ -298,7 +291,7 @@ def main(arguments: list[str]) -> int:
         finally:
             ignore_endings()
             end_descendants()
-            remove_unused_memory((*SHARED_NAMES, "psm_"), keep=before)
+            remove_unused_memory(keep=before)
     if code:
         report_failure(run_dir, start, run.pid, code)
         return code if code > 0 else 128 - code
