@@ -155,7 +155,6 @@ def _check_independent_paths(n: int, hato: HATOConfig) -> None:
     reads_answers=lambda config: (
         f"hato.local_reward={ANSWER_LIKELIHOOD}" if hato_keys(config).local_reward == ANSWER_LIKELIHOOD else ""
     ),
-    changes_temperature=lambda config: hato_keys(config).exploration.temperature_decay != 0,
     checks=check_tree,
 )
 class Policy(BranchPolicy):

@@ -65,8 +65,8 @@ def check_shards(folder: Path, workers: int, kinds: Collection[str] = ()) -> Non
     names = [f"{kind}_world_size_{workers}_rank_{rank}.pt" for kind in expected for rank in range(workers)]
     # Asked for by name, because a network file system may show new files late in a folder's listing.
     if missing := [name for name in names if not (folder / name).exists()]:
-        names = ", ".join(missing[:4]) + " …" * (len(missing) > 4)
-        raise RunError(f"{folder} lacks {names}, so that the checkpoint is incomplete: do all nodes share it?")
+        listed = ", ".join(missing[:4]) + " …" * (len(missing) > 4)
+        raise RunError(f"{folder} lacks {listed}, so that the checkpoint is incomplete: do all nodes share it?")
 
 
 def complete_steps(run_dir: str | Path) -> list[int]:

@@ -100,8 +100,6 @@ class Tree(Part):
     reads_rewards: bool = False  # reads rewards of trajectories while it grows
     # the `key=value` of a run's config by which it reads reference answers' likelihoods while it grows; empty if none
     reads_answers: Callable[[DictConfig], str] = lambda config: ""
-    # whether the trainer changes the sampling temperature between steps
-    changes_temperature: Callable[[DictConfig], bool] = lambda config: False
     learns: bool = False  # a trainer component learns a model that it needs
     # values of `rollout.name`, and with tools of `rollout.mode`, by which scripts of the paper's authors choose it
     rollout_names: tuple[str, ...] = ()

@@ -9,9 +9,9 @@ from huggingface_hub import ModelCardData
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.common.reporting.comparison import Results, markdown
-from verl.trainer.checks.run_plan import describe_schedule
 from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import describe_sampler
+from verl.workers.config.schedule import schedule_of
 
 CONFIG_FILE = "training_config.yaml"
 CARD_FILE = "README.md"
@@ -97,7 +97,7 @@ def _training(facts: CheckpointFacts, config: DictConfig) -> dict[str, Any]:
         "sampler": describe_sampler(config),
         "credit": f"algorithm.adv_estimator={config.algorithm.adv_estimator}",
         "loss": f"actor.policy_loss.loss_mode={actor.policy_loss.loss_mode}",
-        "schedule": describe_schedule(config),
+        "schedule": schedule_of(config),
         "training data": ", ".join("/".join(Path(file).parts[-2:]) for file in files),
         "one step": f"{data.train_batch_size} prompts x {rollout.n} responses of at most "
         f"{data.max_response_length} tokens, mini-batches of {actor.ppo_mini_batch_size} prompts",
