@@ -2,7 +2,7 @@
 
     python scripts/export.py outputs/hapo_seed0 40 outputs/exported
 
-The card, FOLDER/README.md, holds the method, the data, the versions, and what the trainer's validation and the
+The card, FOLDER/README.md, holds the method, the data, and what the trainer's validation and the
 evaluations of this step (outputs/results/RUN/step_N/*.log) measured, with intervals where an evaluation has them.
 """
 
@@ -25,7 +25,7 @@ from recipe.common.reporting.model_card import (  # noqa: E402
 )
 from recipe.common.reporting.run_metrics import load_metrics  # noqa: E402
 from verl.evaluation.model.checkpoint import checkpoint_step, has_lora, lora_settings, write_model_folder  # noqa: E402
-from verl.trainer.checkpoint_marker import checkpoints, saved_config, saved_versions  # noqa: E402
+from verl.trainer.checkpoint_marker import checkpoints, saved_config  # noqa: E402
 from verl.utils.atomic_files import new_folder  # noqa: E402
 
 
@@ -59,7 +59,6 @@ def export(run: Path, step: int | None, folder: Path) -> None:
             run=run.name,
             step=step,
             config=config,
-            versions=saved_versions(checkpoint),
             dtype=str(dtype).removeprefix("torch."),
             lora=lora_settings(actor) if has_lora(actor) else None,
             results=measurements(run, step),

@@ -4,8 +4,8 @@
 
 The run's output goes to RUN_DIR/train.log, its metrics to RUN_DIR/metrics.jsonl (verl's file logger), its curves to
 RUN_DIR/curves.png. One run at a time uses RUN_DIR. However the run ends, even by a SIGKILL of one of its processes, the
-launcher ends every process that the run started, and removes its shared memory. It also ends a run of which a process
-is frozen. VERBOSE=1 shows the whole output. The exit code is the run's own.
+launcher ends every process that the run started, and removes its shared memory. VERBOSE=1 shows the whole output. The
+exit code is the run's own.
 """
 
 import contextlib
@@ -36,9 +36,7 @@ LAST_LINES = 15
 JOB_FAILED = "Error executing job with overrides"
 # Exit code of a run whose config or files its own checks refuse (verl/trainer/checks/callback.py).
 REFUSED = 2
-LOOK_SECONDS, ALIVE, SILENT = 0.5, ".alive-*", "gave no sign of life"
-# Beginning of the names of the metrics that verl/trainer/host_memory.py logs.
-HOST_MEMORY = "perf/host_memory_gb/"
+LOOK_SECONDS = 0.5
 # The last line of a traceback in another process, as Ray prints it; vLLM puts its own head before each line.
 RAISED = re.compile(
     r"\((\w+) pid=(\d+)[^)]*\) (?:ERROR \S+ \S+ \[\S+\] )?([\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)"
@@ -48,8 +46,8 @@ FOLLOWS = re.compile(r"EngineDead|EngineGenerate|RayTask|RayActor|ActorDied|Acto
 DIED = "died, often because memory ran out"
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHARED_MEMORY = Path("/dev/shm")
-# Beginnings of names in it: weights on their way to vLLM (a whole bucket), and multiprocessing's semaphores.
-SHARED_NAMES = ("verl_weights_", "sem.mp-")
+# Beginnings of names in it: weights on their way to vLLM (a whole bucket), and multiprocessing's semaphores and memory.
+SHARED_NAMES = ("verl_weights_", "sem.mp-", "psm_")
 # Inodes of the host's own namespaces. With the first, but not the second, as with `docker run --ipc=host`, processes
 # that cannot be seen here may use /dev/shm.
 HOST_IPC, HOST_PID = 0xEFFFFFFF, 0xEFFFFFFC
@@ -82,10 +80,10 @@ def shared_memory() -> set[str]:
     return set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
 
 
-def remove_unused_memory(names: tuple[str, ...] = SHARED_NAMES, keep: frozenset[str] | set[str] = frozenset()) -> None:
-    """Remove this user's files in /dev/shm with these beginnings that no process has mapped, except `keep`: killed
+def remove_unused_memory(keep: set[str]) -> None:
+    """Remove this user's files in /dev/shm, of `SHARED_NAMES`, that no process has mapped, except `keep`: killed
     processes leave them, and they stay until the machine restarts."""
-    unused = {name for name in shared_memory() - keep if name.startswith(names)}
+    unused = {name for name in shared_memory() - keep if name.startswith(SHARED_NAMES)}
     ipc, pid = (os.stat(f"/proc/self/ns/{kind}").st_ino if unused else 0 for kind in ("ipc", "pid"))
     if not unused or ipc == HOST_IPC and pid != HOST_PID:
         return
@@ -113,14 +111,12 @@ def steps_announced(log: Path) -> int | None:
 
 
 class Progress:
-    """A progress bar with reward, accuracy, tokens/s and skipped updates. It follows the growing metrics file."""
+    """A progress bar with reward and accuracy. It follows the growing metrics file."""
 
     def __init__(self, metrics: Path, total: int | None = None):
         self.metrics, self.total, self.offset = metrics, total, 0
         self.bar: tqdm | None = None  # created at the first entry, so that its rate leaves out the start-up
         self.shown: dict[str, str] = {}
-        self.skipped = 0
-        self.host_memory: dict[str, float] = {}  # peak in GB by kind of process
 
     def update(self) -> None:
         if not self.metrics.exists():
@@ -138,14 +134,7 @@ class Progress:
         reward = data.get("critic/score/mean", data.get("train/loss"))
         if reward is not None:
             self.shown["reward" if "critic/score/mean" in data else "loss"] = f"{reward:.3f}"
-        if "perf/throughput" in data:
-            self.shown["tok/s"] = f"{data['perf/throughput']:.0f}"
-        if skipped := data.get("actor/skipped_updates"):
-            self.skipped += int(skipped)
-            self.shown["skipped updates"] = str(self.skipped)
         for key, value in data.items():
-            if key.startswith(HOST_MEMORY):
-                self.host_memory[key.removeprefix(HOST_MEMORY)] = value
             if re.fullmatch(r"val-core/.*/acc/mean@\d+", key):
                 self.shown["val acc"] = f"{value:.3f}"
         if self.bar is None:
@@ -159,12 +148,6 @@ class Progress:
     def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
-
-    def print_host_memory(self) -> None:
-        """Print the peak host memory in GB of each kind of process, the largest first."""
-        if peaks := sorted(self.host_memory.items(), key=lambda peak: -peak[1]):
-            text = ", ".join(f"{kind} {size:.1f}" for kind, size in peaks)
-            print(f"Peak host memory in GB by kind of process: {text}", file=sys.stderr)
 
 
 def end_descendants(grace_seconds: float = 5.0) -> int:
@@ -191,23 +174,11 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
         return False
 
 
-def wait(run: subprocess.Popen, progress: Progress, log) -> int:
-    """Wait for the end of the run, and show its progress. Return its exit code, 4 if one of its processes is frozen. A
-    process is frozen if it has touched its file `.alive-NAME-PID-SECONDS` (verl/trainer/watches.py), and then not again
-    for that many seconds, counted in looks: a launcher that was stopped itself makes none."""
-    alive: dict[Path, tuple[int, int]] = {}  # file -> time of the last sign, number of looks since
+def wait(run: subprocess.Popen, progress: Progress) -> int:
+    """Wait for the end of the run, and show its progress. Return its exit code."""
     while run.poll() is None:
         progress.update()
         time.sleep(LOOK_SECONDS)
-        for file in progress.metrics.parent.glob(ALIVE):
-            now, (before, looks) = file.stat().st_mtime_ns, alive.get(file, (0, 0))
-            alive[file] = now, looks + 1 if now == before else 0
-            _, name, pid, seconds = file.name.split("-")
-            if alive[file][1] * LOOK_SECONDS > int(seconds):
-                why = "it is stopped, or a call holds Python's lock (GIL)"
-                progress.close()
-                log.write(f"error: {name} (process {pid}) {SILENT} for {seconds} s: {why}\n".encode())
-                return 4
     progress.update()
     progress.close()
     return run.returncode
@@ -227,7 +198,6 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
         how = f" failed with exit code {code}"
     print(f"\nThe run{how}.", file=sys.stderr)
     errors = [line for line in causes if line.startswith("error:")]
-    errors = [line for line in errors if SILENT in line] or errors  # the launcher itself has ended the others
     for match in filter(None, (re.search(r"\bRunError: (.*)", line) for line in plain)):
         if not any(match[1] in error for error in errors):  # the driver's watch may also have printed it
             errors.append(f"error: {match[1]}")
@@ -289,9 +259,6 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
-    for file in run_dir.glob(ALIVE):
-        file.unlink()
-    remove_unused_memory()
     before = shared_memory()
     keep_earlier_metrics(run_dir)
     adopt_orphans()
@@ -307,8 +274,7 @@ def main(arguments: list[str]) -> int:
         start = log.tell()
         output = None if verbose else log
         try:
-            # The trainer finds the run's processes below this one; see verl/trainer/host_memory.py.
-            environment = os.environ | {"VERL_LAUNCHER": str(os.getpid()), "VERL_LOCKED_DIR": os.path.realpath(run_dir)}
+            environment = os.environ | {"VERL_LOCKED_DIR": os.path.realpath(run_dir)}
             if environment.get("VERL_PLATFORM") == "cpu" and command[0] == "python":
                 environment |= fork_server.start(log)[0]
                 command[0] = str(fork_server.CLIENT)
@@ -316,7 +282,7 @@ def main(arguments: list[str]) -> int:
             progress = Progress(run_dir / "metrics.jsonl", steps)
             options = {"stdout": output, "stderr": output, "env": environment, "pass_fds": [lock]}
             run = subprocess.Popen(command, preexec_fn=with_launcher, **options)
-            code = wait(run, progress, log)
+            code = wait(run, progress)
         except Interrupted as interrupted:
             (number,) = interrupted.args
             end_descendants()
@@ -325,8 +291,7 @@ def main(arguments: list[str]) -> int:
         finally:
             ignore_endings()
             end_descendants()
-            remove_unused_memory((*SHARED_NAMES, "psm_"), keep=before)
-    progress.print_host_memory()
+            remove_unused_memory(keep=before)
     if code:
         report_failure(run_dir, start, run.pid, code)
         return code if code > 0 else 128 - code

@@ -71,7 +71,6 @@ PATCHES = (
     ("verl.workers.engine_workers", "named_exits", "report_exits"),
     ("transfer_queue.controller", "named_exits", "report_exits"),
     ("transfer_queue.storage.simple_storage", "named_exits", "report_exits"),
-    ("verl.utils.tracking", "full_disk", "go_on_without_metrics"),
     ("verl.utils.tracking", "hidden_secrets", "hide_secrets"),
     ("verl.trainer.ppo.v1.replay_buffer", "exact_spread", "find_equal_rewards"),
     ("verl.utils.checkpoint.checkpoint_handler", "epoch_ends", "begin_epochs_after_checkpoints"),
@@ -111,8 +110,6 @@ def register() -> None:
         after_import("verl.workers.rollout.base", _register_server_adapters)
         for patch in PATCHES:
             _patch_after_import(*patch)
-        if os.environ.get("VERL_WAIT_FOR_NODES") == "1":
-            _patch_after_import("verl.single_controller.ray.base", "missing_gpus", "leave_missing_gpus_to_the_watch")
         if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
             activate_cpu()
     except Exception as error:

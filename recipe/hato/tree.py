@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from recipe.hato.frontier import Frontier
 from recipe.hato.keys import DRAWS, LOCAL_REWARDS, REWARD_LOOP, HATOConfig, hato_keys
@@ -35,7 +35,7 @@ from verl.utils.parts import register_tree
 from verl.utils.piece_texts import piece_texts
 from verl.utils.token_fields import TokenField
 from verl.workers.config.keys import ACTOR, ROLLOUT, check_log_probs
-from verl.workers.config.schedule import ASYNCHRONOUS, filters_groups, schedule_of
+from verl.workers.config.schedule import ASYNCHRONOUS, schedule_of
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, MODEL, TOOL, Segment, SegmentInfo, TrajectoryTree
@@ -83,11 +83,6 @@ def check_tree(config: DictConfig) -> None:
         )
     if hato.tree.train_dropped:
         _check_dropped(config.algorithm.adv_estimator, hato)
-    if filters_groups(config) and OmegaConf.select(config, "trainer.v1.sampler.custom_sampler.path", default=None):
-        raise ValueError(
-            "trainer.v1.sampler.custom_sampler with algorithm.filter_groups.enable: the sampler that replaces trees "
-            "one by one would take its place"
-        )
 
 
 def _check_dropped(estimator: str, hato: HATOConfig) -> None:
@@ -134,7 +129,6 @@ def _check_sizes(n: int, hato: HATOConfig) -> None:
     },
     rollout_names=("hato",),
     learns=True,
-    changes_temperature=lambda config: hato_keys(config).exploration.temperature_decay != 0,
     checks=check_tree,
 )
 class Policy(BranchPolicy):

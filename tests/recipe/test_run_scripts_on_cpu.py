@@ -178,7 +178,7 @@ def test_a_rollout_engine_takes_the_fewest_gpus_for_its_model(dry_runs):
 @pytest.mark.parametrize("script", ["hapo/run_qwen2.5_math_7b_lora", "latr/grpo-kt-math-7b-lora"])
 def test_the_lora_scripts_train_factors_on_one_gpu(dry_runs, script):
     plan = dry_runs[f"recipe/{script}.sh"].result.stdout
-    for part in ("rank 32, alpha 16, modules all-linear; sent to vLLM as an adapter", "1 node(s) x 1 cuda = 1"):
+    for part in ("LoRA of rank 32", "1 node(s) x 1 cuda = 1"):
         assert part in plan, plan
 
 
@@ -187,7 +187,6 @@ def test_the_lora_scripts_train_factors_on_one_gpu(dry_runs, script):
 def test_the_latr_scripts_come_in_pairs_that_differ_in_the_rollout_only(dry_runs, method, task):
     kt, vllm = (dry_runs[f"recipe/latr/{method}-{rollout}-{task}.sh"].result.stdout for rollout in ("kt", "vllm"))
     assert "tree=latr" in kt and "256 prompts x 8 = 2048" in kt and "500" in kt
-    kt, vllm = (re.sub("[\\d.]+ GB free", "", plan) for plan in (kt, vllm))
     assert kt.replace("tree=latr", "tree=upstream") == vllm
 
 

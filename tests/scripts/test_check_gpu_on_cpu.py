@@ -57,8 +57,7 @@ def test_a_recipe_composes_for_one_gpu(dry_run, recipe):
     assert plan["model:"] == f"{folder}/inputs/model" and plan["results:"] == f"{folder}/{recipe}"
     assert plan["workers:"].startswith("1 node(s) x 1 cuda = 1, trainer fsdp2, 1 rollout replica(s) of 1")
     assert plan["one"] == "step: 8 prompts x 8 = 64 responses, 2 update(s) of 32 responses"
-    assert plan["training:"].startswith("2 steps (trainer.total_training_steps")
-    assert plan["training:"].endswith("validation every 2 steps, checkpoint every 2")
+    assert plan["training:"] == "2 steps"
     methods = {
         "hapo": "loss_mode=hapo",
         "latr": "tree=latr",
@@ -92,9 +91,8 @@ def test_the_parts_of_model_runners_have_what_they_try(dry_run, part, model):
     config = json.loads((folder / f"inputs/{model}/config.json").read_text())
     assert config["architectures"] == [{"model": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[model]]
     assert config["head_dim" if model == "qwen3" else "hidden_size"] in (64, 256)
-    assert f"model:    {folder}/inputs/{model}\n" in log and "adv_estimator=igpo" in log
-    assert "LoRA:     rank 8" in log and "a seed for each request" in log
-    assert ("adaptive temperature" in log) == (part == "runner_v1")
+    assert f"model:    {folder}/inputs/{model}, LoRA of rank 8\n" in log and "adv_estimator=igpo" in log
+    assert "adaptive temperature" in log and "a seed for each request" in log
 
 
 @pytest.mark.parametrize("part", ["two_gpus_v1", "two_gpus_v2"])

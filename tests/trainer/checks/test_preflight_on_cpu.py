@@ -139,17 +139,6 @@ def test_relative_paths_mean_what_they_mean_to_the_user(inputs, monkeypatch):
     assert metrics == f"{inputs}/runs/paths/metrics.jsonl"
 
 
-@pytest.mark.parametrize("mode", ["auto", "resume_path"])
-@pytest.mark.parametrize(("schedule", "told"), [("sync", True), ("colocate_async", False)])
-def test_prompts_that_a_synchronous_run_leaves_out_of_a_checkpoint_are_named(tmp_path, capsys, schedule, told, mode):
-    (tmp_path / "global_step_4/transfer_queue").mkdir(parents=True)
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("4")
-    resume = [f"trainer.resume_mode={mode}", f"trainer.resume_from_path={tmp_path}/global_step_4"]
-    folder = f"trainer.default_local_dir={tmp_path}"
-    prepare_run_dir(composed("explore", "hardware=cpu", f"schedule={schedule}", folder, *resume))
-    assert ("note: global_step_4 was saved with an asynchronous schedule" in capsys.readouterr().err) == told
-
-
 # ---- parts ----
 
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -2,15 +2,13 @@
 
 import inspect
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
 from tests import configs
 from verl.trainer.checks.parts import check_parts, check_transport, check_typed_sections
 from verl.trainer.checks.resources.cluster import check_ray_resources, needed_ray_cpus
-from verl.trainer.checks.run_plan import describe_plan, describe_schedule
+from verl.trainer.checks.run_plan import describe_plan
 from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.workers.config.schedule import EXPLORE_TRAINERS, rollout_workers, schedule_of, settle_schedule
 
@@ -30,7 +28,6 @@ def test_the_config_chooses_the_trainer(schedule):
     assert schedule_of(config) == schedule and config.trainer.v1.trainer_mode in EXPLORE_TRAINERS
     check_parts(config)
     check_typed_sections(config)
-    assert describe_schedule(config).startswith(schedule)
 
 
 # recipe/common has upstream's own trainer, without components; run_explore.sh has the choice for GRPO and DAPO
@@ -72,22 +69,7 @@ def test_two_nodes_with_gpus(tmp_path):
     OmegaConf.resolve(config.data)
     plan = describe_plan(config)
     assert "1 node(s) x 8 cuda = 8, trainer fsdp2, 8 cuda of the rollout's own, 8 replica(s) of 1" in plan
-    assert "separate_async, 1 batch(es) ahead, groups of at most 8 steps (drop)" in plan
-
-
-def test_the_plan_says_how_many_steps_and_which_key_decides(tmp_path):
-    rows = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"prompt": ["x"] * 67}), rows)
-    options = [f"data.train_files={rows}", "data.train_batch_size=16", "trainer.total_epochs=3"]
-    options += ["data.filter_overlong_prompts=true", "trainer.total_training_steps=null"]
-    for more, steps in (
-        (["data.filter_overlong_prompts=false"], "12 steps (trainer.total_epochs=3 of 4 batches)"),
-        (["data.train_max_samples=40"], "at most 6 steps (trainer.total_epochs=3 of at most 2 batches)"),
-        (["data.train_files=hdfs://there/rows.parquet"], "3 epochs (trainer.total_epochs)"),
-        (["trainer.total_training_steps=5"], "5 steps (trainer.total_training_steps, not trainer.total_epochs)"),
-    ):
-        config = composed(*options, *more)
-        assert f"training: {steps}, validation" in describe_plan(config)
+    assert "schedule=separate_async" in plan
 
 
 def test_nccl_needs_cupy_where_a_gpu_is(monkeypatch):

@@ -242,17 +242,3 @@ def test_hatos_components_see_groups_before_they_are_dropped(queue):
     assert sorted(batch.keys) == ["useful_0_0", "useful_1_0"] and refilled == [3]
     assert seen == [["alone_0_0", "flat_0_0", "flat_1_0"]]
     assert metrics["training/filter_groups/evicted_samples"] == 2
-
-
-def test_rollouts_that_fail_one_after_another_end_the_run(queue):
-    buffer = trainer_of(**{"data.train_batch_size": 4}).replay_buffer
-    numbers, buffer.poll_interval = iter(range(100)), 0.0
-
-    def submit(n: int) -> None:
-        for _ in range(n):
-            queue.tags[f"p{next(numbers)}"] = {"is_prompt": True, "status": "failure", "global_steps": 5}
-
-    buffer.refill_fn = submit
-    submit(2)
-    with pytest.raises(RuntimeError, match="6 rollouts failed for a batch of 4; the log tells each one's error"):
-        buffer.sample(5, "train", 4)

@@ -167,19 +167,6 @@ def test_a_tool_whose_every_call_failed_by_its_own_fault_ends_the_run(queue):
         trainer("grpo")._compute_advantage(queue.batch(), {})
 
 
-def test_a_file_of_trees_that_cannot_be_written_does_not_end_the_run(queue, tmp_path, caplog):
-    """A file where the folder should be: as on a full disk, the write raises OSError."""
-    (tmp_path / "trees").write_text("")
-    made = trainer(**{"trainer.tree_freq": 1, "trainer.default_local_dir": str(tmp_path)})
-    made.tokenizer = type("Tokenizer", (), {"decode": lambda self, ids: "x"})()
-    for key in queue.rows:
-        queue.rows[key] |= {"prompts": torch.tensor([3]), "responses": torch.tensor([4] * len(ROWS[key][1]))}
-    metrics = {}
-    made._compute_advantage(queue.batch(), metrics)
-    assert "trees/step_000001.jsonl was not written, and the run goes on" in caplog.text
-    assert metrics["tree/prompts"] == 2
-
-
 def test_a_number_for_each_token(queue):
     rows = BatchRows(queue.batch())
     assert rows.tokens("segment_ids", -1).tolist() == [

@@ -5,7 +5,6 @@ The queue and the scorer are stand-ins here; the whole path on the real stack is
 
 import asyncio
 import math
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -23,17 +22,11 @@ from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 
 
 class Engine:
-    """Its queue: prompts whose uid begins with `queued` get their first token after 0.7 seconds."""
-
     def __init__(self):
-        self.released, self.since = [], {}
+        self.released = []
 
     def release(self, uid: str) -> None:
         self.released.append(uid)
-
-    def is_queued(self, uid: str) -> bool:
-        waited = time.monotonic() - self.since.setdefault(uid, time.monotonic())
-        return uid.startswith("queued") and waited < 0.7
 
 
 ERRORS = {
@@ -61,8 +54,6 @@ class Rollout:
             await asyncio.gather(asyncio.create_task(exits()), asyncio.sleep(60))
         if prompt["uid"].endswith("stuck"):
             await asyncio.sleep(60)
-        if prompt["uid"] == "queued":
-            await asyncio.sleep(1.0)
         rows = {"too many": n + 1, "no rows": 0, "fewer": n - 1}.get(prompt["uid"], n)
         return [trajectory(i) for i in range(rows)]
 
@@ -176,15 +167,6 @@ def test_the_cause_of_a_failure_is_its_own(queue, uid, cause):
     worker, *_ = queue
     run(worker, [uid])
     assert asyncio.run(worker.group_counts("train", take=True)).first_failure == cause
-
-
-def test_the_time_of_a_group_begins_with_its_first_token(queue):
-    """At 0.7 s; both have 0.5 s."""
-    worker, published, *_ = queue
-    started = time.monotonic()
-    run(worker, ["queued", "queued, then stuck"])
-    assert dict(published) == {"queued": "finished", "queued, then stuck": "failure"}
-    assert 1.1 < time.monotonic() - started < 2
 
 
 def test_an_engine_that_computes_nan_ends_the_run(queue, monkeypatch):

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import shutil
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch.distributed.tensor import DTensor
 
-from verl.trainer.checkpoint_marker import CONFIG_FILE, MERGED, complete_steps, damaged_files, saved_config
+from verl.trainer.checkpoint_marker import CONFIG_FILE, MERGED, complete_steps, saved_config
 from verl.utils.atomic_files import new_folder
 
 END_BYTES = 1 << 20
@@ -154,8 +155,7 @@ def _read_shards(actor: Path) -> list[Mapping[str, torch.Tensor]]:
     """Return each rank's shards by the weights' names. The files are mapped into memory and read when needed."""
     workers = json.loads((actor / FSDP_FILE).read_text())["world_size"]
     files = [actor / f"model_world_size_{workers}_rank_{rank}.pt" for rank in range(workers)]
-    damaged = set(damaged_files(actor))
-    if bad := [file.name for file in files if not file.exists() or file in damaged]:
+    if bad := [file.name for file in files if not zipfile.is_zipfile(file)]:
         raise ValueError(f"{actor}: missing or damaged: {', '.join(bad[:4])}{' …' * (len(bad) > 4)}; copy them again")
     return [torch.load(file, map_location="cpu", weights_only=False, mmap=True) for file in files]
 

@@ -15,12 +15,7 @@ from omegaconf import DictConfig
 from verl.trainer.checks.parts import check_environment, part_warnings
 from verl.trainer.checks.preflight import check_run
 from verl.trainer.checks.prompts import turn_end_warning
-from verl.trainer.checks.resources.cluster import (
-    carry_environment,
-    check_own_machine,
-    check_ray_resources,
-    placement_wait,
-)
+from verl.trainer.checks.resources.cluster import carry_environment, check_own_machine, check_ray_resources
 from verl.trainer.checks.run_dir import lock_run_dir, prepare_run_dir
 from verl.trainer.checks.run_plan import describe_plan
 from verl.trainer.checks.settle import settle
@@ -60,7 +55,7 @@ class Preflight(Callback):
                 raise SystemExit(0)
             for prepare in STARTS:
                 prepare(config)
-            RunWatch(config.trainer.default_local_dir, placement_wait(config)).start()
+            RunWatch().start()
         except (ValueError, RunError) as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()

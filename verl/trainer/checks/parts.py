@@ -18,6 +18,7 @@ from verl.workers.config.schedule import (
     CPU_BACKEND,
     ENGINE,
     EXPLORE_TRAINERS,
+    filters_groups,
     gpus_of_server,
     rollout_workers,
     schedule_of,
@@ -157,6 +158,9 @@ def check_schedule(config: DictConfig) -> None:
         raise ValueError(f"{bypass}=true skips the pass that computes the entropies, which {key} needs")
     _check_correction(config)
     schedule = schedule_of(config)
+    if OmegaConf.select(config, sampler := "trainer.v1.sampler.custom_sampler.path"):
+        if schedule in ASYNCHRONOUS or filters_groups(config):
+            raise ValueError(f"{sampler} with schedule={schedule} or a filter of groups: the run has its own buffer")
     if schedule in ASYNCHRONOUS:
         _check_asynchronous(config, schedule)
     if schedule == "separate_async":
@@ -229,8 +233,6 @@ def _check_bounds(config: DictConfig, schedule: str) -> None:
     bound, strategy = sampler.max_off_policy_threshold, sampler.max_off_policy_strategy
     if type(ahead) not in (int, float) or ahead < 0:
         raise ValueError(f"trainer.v1.{schedule}.num_warmup_batches={ahead}: expected a number from 0")
-    if OmegaConf.select(sampler, "custom_sampler.path"):  # a user's sampler may use the bound in its own way
-        return
     if bound and strategy == "drop" and math.ceil(ahead) >= bound:
         raise ValueError(
             f"trainer.v1.{schedule}.num_warmup_batches={ahead} with trainer.v1.sampler.max_off_policy_threshold="

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl.trainer.checkpoint_marker import complete_steps, repair_tracker, tracked_step
+from verl.trainer.checkpoint_marker import complete_steps, repair_tracker
 from verl.trainer.checks.resources.cluster import joins_running_cluster
 from verl.utils.atomic_files import replacing
 from verl.utils.fault_reports import RunError
 from verl.utils.folder_lock import hold_folder
-from verl.workers.config.schedule import SAVED_ROWS, schedule_of
 
 # Keys that define a run's method; a run that resumes must have the same values.
 METHOD = (
@@ -105,16 +104,5 @@ def prepare_run_dir(config: DictConfig) -> None:
     if joins_running_cluster(config):  # ray.init refuses these keys together with the address of a running cluster
         for key in {"num_cpus", "num_gpus", "object_store_memory"} & config.ray_kwargs.ray_init.keys():
             config.ray_kwargs.ray_init[key] = None
-    source = None
-    if config.trainer.resume_mode == "auto":
-        if repaired := repair_tracker(run_dir):
-            print(f"note: {repaired}", file=sys.stderr)
-        source = run_dir / f"global_step_{tracked_step(run_dir)}"
-    elif config.trainer.resume_mode == "resume_path":
-        source = Path(config.trainer.resume_from_path)
-    if source and schedule_of(config) == "sync" and (source / SAVED_ROWS).exists():
-        print(
-            f"note: {source.name} was saved with an asynchronous schedule; schedule=sync leaves out the prompts that "
-            "were under way then (docs/resume.md)",
-            file=sys.stderr,
-        )
+    if config.trainer.resume_mode == "auto" and (repaired := repair_tracker(run_dir)):
+        print(f"note: {repaired}", file=sys.stderr)

@@ -127,7 +127,7 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
     # Text that closes a thought and opens an answer, before a reference answer is scored. None: ` The answer is `, or
     # with tools `</think><answer>\\boxed{`.
     answer_closing: str | None = None
-    group_timeout: float | None = None  # seconds from a prompt's first token after which its group fails
+    group_timeout: float | None = None  # seconds after which a prompt's group fails, its wait for the engine included
 
     def __post_init__(self):
         with warnings.catch_warnings():

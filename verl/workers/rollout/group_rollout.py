@@ -5,9 +5,9 @@
                                                           │ `rollout.tree=null`, without branches
                                                           └─> one call to score the group, one to write its rows
 
-A group that raises, or takes longer than `rollout.group_timeout` seconds from its first token on, fails alone
-(upstream's status `failure`); the other groups continue. The worker counts the groups and keeps the first failure's
-cause (`group_counts`).
+A group that raises, or takes longer than `rollout.group_timeout` seconds in all, fails alone (upstream's status
+`failure`); the other groups continue. The worker counts the groups and keeps the first failure's cause
+(`group_counts`).
 
 Without a tree, and in validation without tools, upstream's code runs some prompts, trajectory by trajectory: prompts
 whose row or config names another agent loop than upstream's single-turn one, and all prompts if `plain_suffices` is
@@ -16,7 +16,6 @@ false.
 
 import asyncio
 import logging
-import math
 import random
 import time
 from collections import defaultdict
@@ -44,7 +43,6 @@ from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 logger = logging.getLogger(__name__)
 
 SCORED_TOGETHER = 16  # number of a group's trajectories that one reward worker scores; others go to other workers
-LOOK_SECONDS = 1.0  # time between two looks at a group that has a limit
 GIVE_UP_SECONDS = 10  # longest wait for a cancelled group to end
 COUNTS_SECONDS = 30  # longest wait for the workers' counts
 SINGLE_TURN = "single_turn_agent"  # upstream's name for the agent loop of prompts without `agent_name`
@@ -127,11 +125,11 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
 
     async def _group_status(self, task: PromptTask, sampling_params: dict, validate: bool) -> str:
         """Run a group; return `finished`, or `failure` if it raised or took too long."""
-        uid, partition = task.row["uid"], "val" if validate else "train"
+        partition = "val" if validate else "train"
         seconds = self.config.actor_rollout_ref.rollout.get("group_timeout")
         group = asyncio.ensure_future(guarded(self._run_group(task, dict(sampling_params), validate), "the rollout"))
         try:
-            in_time = await self._in_time(group, uid, math.inf if seconds is None else seconds)
+            in_time, _ = await asyncio.wait({group}, timeout=seconds)
         finally:
             if not group.done():  # this task is cancelled, or the time is over
                 group.cancel()
@@ -143,23 +141,13 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         except (Exception, asyncio.CancelledError) as error:
             if self.stopping:
                 raise
-            logger.exception(f"group rollout of prompt {uid} failed")
+            logger.exception(f"group rollout of prompt {task.row['uid']} failed")
             self.counts[partition].add(error)
             if isinstance(error, RunError):  # the other groups' fault, too
                 report_fault(str(error))
             return "failure"
         self.counts[partition].add()
         return "finished"
-
-    async def _in_time(self, group: asyncio.Future, uid: str, seconds: float) -> bool:
-        """Return whether a group ended in this time, which begins anew with its first token if it waits for the
-        engine."""
-        end = time.monotonic() + seconds
-        while not group.done() and (left := end - time.monotonic()) > 0:
-            await asyncio.wait({group}, timeout=min(left, seconds / 10, LOOK_SECONDS))
-            if self.engine.is_queued(uid):
-                end = time.monotonic() + seconds
-        return group.done()
 
     async def _run_agent_loop(self, *args, **kwargs):
         """Run one trajectory with upstream's code, and keep the first error of its prompt."""

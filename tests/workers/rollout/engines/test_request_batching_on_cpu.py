@@ -2,12 +2,11 @@
 
 import asyncio
 import gc
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
-from verl.workers.rollout.engines.request_batching import BatchingServer, RequestBatcher, on_first_token
+from verl.workers.rollout.engines.request_batching import BatchingServer, RequestBatcher
 
 
 class Server(BatchingServer):
@@ -20,8 +19,6 @@ class Server(BatchingServer):
         self.asked += 1
         self.running += 1
         try:
-            await asyncio.sleep(seconds)
-            on_first_token.get()()
             await asyncio.sleep(seconds)
         finally:
             self.running -= 1
@@ -113,14 +110,3 @@ async def test_a_servers_death_ends_every_request_that_waits_and_every_later_one
         await asyncio.wait_for(batcher.send(prompt="x"), 5)
     await asyncio.sleep(0)
     gc.collect()
-
-
-async def test_a_first_token_is_reported_before_the_answer_to_those_who_ask():
-    batcher, seen = RequestBatcher(Server().handle()), []
-
-    async def ask(prompt: str, reports: bool):
-        answer = await batcher.send(partial(seen.append, prompt) if reports else None, prompt=prompt, seconds=0.05)
-        seen.append(f"answer {answer}")
-
-    await asyncio.gather(ask("a", True), ask("b", False))
-    assert seen[0] == "a" and sorted(seen[1:]) == ["answer a", "answer b"] and not batcher.on_first_token

@@ -18,7 +18,6 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer  
 from vllm.logprobs import FlatLogprobs  # noqa: E402
 
 from tests.workers.rollout.engines.rollout_server import make_server  # noqa: E402
-from verl.workers.rollout.engines.request_batching import on_first_token  # noqa: E402
 from verl.workers.rollout.engines.top_logprobs_server import ranked, top_log_probs  # noqa: E402
 
 VOCABULARY = 40
@@ -93,13 +92,6 @@ def test_candidates_and_entropies_are_those_of_the_report(server, n_top_logprobs
     if n_entropy == VOCABULARY:
         expected = torch.distributions.Categorical(logits=log_probs).entropy().tolist()
         assert entropies == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_first_token_is_reported_once(server):
-    seen, token = [], on_first_token.set(lambda: seen.append(len(server.engine.asked)))
-    asyncio.run(server.generate([1], {}, "request"))
-    on_first_token.reset(token)
-    assert seen == [1]
 
 
 @pytest.mark.parametrize("stop, decodes", [([], False), (["."], True)])

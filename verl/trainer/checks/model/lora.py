@@ -51,17 +51,6 @@ def settle_lora(config: DictConfig) -> None:
             _take_from_adapter(part.model)
 
 
-def describe_lora(model: DictConfig) -> str:
-    """Return a sentence on the factors of a run with `model.lora_rank` > 0, and on how vLLM gets them."""
-    way = "merged into the weights that vLLM gets" if model.lora.get("merge") else "sent to vLLM as an adapter"
-    modules = model.target_modules
-    if not isinstance(modules, str):
-        modules = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in modules))
-    scaling = " (rsLoRA)" if model.lora.get("use_rslora") else ""
-    start = f"starts from {model.lora_adapter_path}, " if model.lora_adapter_path else ""
-    return f"rank {model.lora_rank}, alpha {model.lora_alpha}{scaling}, modules {modules}; {start}{way}"
-
-
 def check_lora(config: DictConfig) -> None:
     """Check that trainer and server support the run's LoRA; upstream would fail late, or train something else."""
     part = config.actor_rollout_ref

@@ -9,15 +9,11 @@ from omegaconf import DictConfig, OmegaConf
 from ray._private.utils import get_num_cpus
 
 from verl.trainer.checks.resources.disk import check_shared_memory
-from verl.trainer.watches import PlacementWait
 from verl.workers.config.schedule import rollout_workers
 
 # CPUs that upstream's ResourcePoolManager reserves beside each worker's GPU (`max_colocate_count`), and beside
 # the GPU of a server that shares its GPU with no worker.
 CPUS_PER_WORKER, CPUS_PER_SERVER = 3, 2
-# Longest waits in seconds for what Ray does not place: in a cluster that this run has started (Ray's own limit for the
-# start of a worker process is 60 s), and in one that may grow by an autoscaler, or by a user with `ray start`.
-PENDING_SECONDS, GROWING_SECONDS = 60, 900
 # Variables of the user's command that the processes of a running cluster get: these, and NCCL's settings.
 CARRIED = ("HF_TOKEN", "WANDB_API_KEY", "BRIGHTDATA_API_KEY", "BRIGHTDATA_ZONE")
 
@@ -41,22 +37,8 @@ def joins_running_cluster(config: DictConfig) -> bool:
     return address not in (None, "", "local")
 
 
-def placement_wait(config: DictConfig) -> PlacementWait:
-    """Return the run's wait for what Ray does not place: `trainer.pending_seconds`, or a default if it is null."""
-    joined, limit = joins_running_cluster(config), config.trainer.get("pending_seconds")
-    default, more = PENDING_SECONDS, "raise ray_kwargs.ray_init.num_cpus"
-    if joined:
-        default, more = GROWING_SECONDS, "add nodes (ray start --num-cpus), or wait longer (trainer.pending_seconds)"
-    own = "actor_rollout_ref.rollout.n_gpus_per_node, " if rollout_workers(config) else ""
-    advice = (
-        f"The run needs {needed_ray_cpus(config)} CPUs: {more}, or lower trainer.n_gpus_per_node, {own}or "
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units"
-    )
-    return PlacementWait(default if limit is None else limit, joined, advice)
-
-
 def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
-    """Check that a Ray cluster that this run starts has enough CPUs; a running cluster is watched instead. In a dry run
+    """Check that a Ray cluster that this run starts has enough CPUs; a running one is not asked. In a dry run
     (`starting` is false), which may be on another machine, only the config's numbers count."""
     if joins_running_cluster(config):
         return

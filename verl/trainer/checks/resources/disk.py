@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.torch_dtypes import PrecisionType
 
 from verl.trainer.checkpoint_marker import complete_steps
-from verl.trainer.checks.resources.memory_plan import GB, load_hf_config, lora_parameters, model_shape
+from verl.trainer.checks.resources.parameters import count_parameters, load_hf_config, lora_parameters
 from verl.utils.fault_reports import RunError
 from verl.workers.config.keys import ROLLOUT
 
@@ -22,6 +22,7 @@ BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
 # On GPUs the room for the shared memory of a GPU's processes: NCCL takes about 10 MB for each pair of processes and
 # direction. A Docker container has 64 MB in all, unless it is told otherwise.
 MEGABYTES_PER_GPU = 64
+GB = 1e9
 # Network file systems may cache a folder's listing for up to a minute.
 SEEN_SECONDS = 70.0
 
@@ -38,13 +39,6 @@ def check_disk(config: DictConfig) -> None:
             f"trainer.default_local_dir={config.trainer.default_local_dir}: {free / GB:.1f} GB are free there, and the "
             f"run will write {number} checkpoint(s) of {size / GB:.1f} GB; trainer.max_actor_ckpt_to_keep limits them"
         )
-
-
-def describe_disk(config: DictConfig) -> str:
-    """Return the size and number of the checkpoints to come and the free space, for the plan."""
-    size, number, free = disk_plan(config)
-    amount = f"{number} checkpoint(s) of {size / GB:.1f} GB to come" if size else "checkpoints of unknown size"
-    return f"{amount if number else 'no checkpoints to come'}, {free / GB:.1f} GB free"
 
 
 def disk_plan(config: DictConfig) -> tuple[float, int, int]:
@@ -87,7 +81,7 @@ def _sizes(model: DictConfig) -> tuple[int, int, int]:
     tensor of its own; all 0 if they cannot be computed."""
     try:
         hf_config = load_hf_config(model)
-        parameters, factors = model_shape(hf_config).parameters, lora_parameters(hf_config, model)
+        parameters, factors = count_parameters(hf_config), lora_parameters(hf_config, model)
         text = hf_config.get_text_config()
     except Exception:  # noqa: BLE001 - such a model may still train
         return 0, 0, 0

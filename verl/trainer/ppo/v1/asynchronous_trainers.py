@@ -15,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import transfer_queue as tq
-from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
@@ -36,9 +35,7 @@ class AsyncExploreMixin(ExploreMixin):
     """Mixin that adds components: `class Trainer(AsyncExploreMixin, <upstream's asynchronous trainer>)`."""
 
     def _build_replay_buffer(self):
-        if OmegaConf.select(self.config, "trainer.v1.sampler.custom_sampler.path"):
-            return super()._build_replay_buffer()
-        return AsyncTreeBuffer(**buffer_options(self), most_failed=self.config.data.train_batch_size)
+        return AsyncTreeBuffer(**buffer_options(self))
 
     def fit(self, agent_loop_manager):
         super().fit(agent_loop_manager)

@@ -15,7 +15,6 @@ responses' common prefixes is used.
 """
 
 import hashlib
-import logging
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, contextmanager
@@ -71,8 +70,6 @@ from verl.workers.rollout.prompt_task import PROMPT_SETTINGS, STEP_SETTINGS, Pro
 from verl.workers.rollout.trajectory_tree import writes_trees
 from verl.workers.utils.field_losses import ppo_loss_with_fields
 from verl_patches.short_padding_rows import shorten_padding_rows
-
-logger = logging.getLogger(__name__)
 
 
 class ExploreMixin(WatchedRun):
@@ -248,10 +245,7 @@ class ExploreMixin(WatchedRun):
             advantages = segment_advantages(rows, nodes).tolist()
             records = [self._tree_record(rows, group, nodes, advantages) for group in kept]
             file = trees_file(self.config.trainer.default_local_dir, self.global_steps)
-            try:
-                write_records(file, records, after=before > 0)
-            except OSError as error:  # such as a full disk
-                logger.warning(f"{file} was not written, and the run goes on: {error}")
+            write_records(file, records, after=before > 0)
             self.trees_written[self.global_steps] += len(kept)
 
     def _tree_record(self, rows: BatchRows, group: Group, nodes: Nodes, advantages: list[float]) -> dict:

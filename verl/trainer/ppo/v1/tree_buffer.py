@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
-from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import (
@@ -77,23 +76,7 @@ class _ShowsDropped:
 
 class AsyncTreeBuffer(_ShowsDropped, ReplayBufferAsync):
     """Upstream's buffer for asynchronous schedules, which replaces each dropped or failed group by one prompt, forever;
-    here the run ends if more than `most_failed` groups fail during the wait for one batch."""
-
-    def __init__(self, *args, most_failed: int, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.most_failed, self.failed = most_failed, 0
-
-    def sample(self, global_steps: int, partition_id: str, batch_size: int):
-        self.failed = 0
-        try:
-            return super().sample(global_steps, partition_id, batch_size)
-        finally:
-            self.failed = 0  # a wait before sampling (hybrid_rollout.enable_switch) counts separately
-
-    def _evict_terminal_groups(self, global_steps: int, partition_id: str, reasons: tuple):
-        self.failed += len(reasons[2])
-        check_failures(self.failed, self.most_failed)
-        return super()._evict_terminal_groups(global_steps, partition_id, reasons)
+    `WatchedRun` ends a run whose groups all fail."""
 
 
 class PromptSupply:
@@ -240,7 +223,7 @@ class FilteredPrompts(PPOTrainer):
 
     def _build_replay_buffer(self):
         config = self.config
-        if not filters_groups(config) or OmegaConf.select(config, "trainer.v1.sampler.custom_sampler.path"):
+        if not filters_groups(config):
             return super()._build_replay_buffer()
         filters, self.supply = config.algorithm.filter_groups, PromptSupply(super()._fetch_one_gen_batch)
         return TreeBuffer(

@@ -1,11 +1,10 @@
 """A mixin of trainers that ends a run that hangs or cannot learn, with the first cause in the message.
 
-hangs               the phase and what it waits for, after `trainer.progress_timeout` s (`ProgressWatch`)
+hangs               the phase, after `trainer.progress_timeout` s (`ProgressWatch`)
 failed rollouts     the error of the first one, if a step's prompts failed
 skipped updates     three in a row, or all of a run: upstream skips updates whose gradients are not finite
 nonsense            columns with NaN; all gradients of a run 0; a warning if the first batches' rewards are all equal
-checkpoints         a folder that not all workers see, a full disk, a damaged file
-host memory         a warning before Ray kills a process, and the peak of each kind of process as metrics
+checkpoints         a folder that not all workers see, a damaged file
 
 At its end it closes the trackers. Upstream (verl 0.9.1) leaves that to the interpreter, which may be killed before.
 Workers fetch only tensors and pictures (`send_tensors_only`).
@@ -13,29 +12,20 @@ Workers fetch only tensors and pictures (`send_tensors_only`).
 
 import logging
 import math
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from pathlib import Path
 
 import ray
 from omegaconf import DictConfig
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from verl.trainer.checkpoint_marker import (
-    complete_steps,
-    damaged_files,
-    forget_marks_from,
-    missing_shards,
-    shard_sizes,
-)
+from verl.trainer.checkpoint_marker import forget_marks_from
 from verl.trainer.checks.resources.disk import check_shared_folder
 from verl.trainer.checks.run_dir import check_steps_left
-from verl.trainer.host_memory import HostMemoryWatch
 from verl.trainer.ppo.v1.batch_faults import not_finite
 from verl.trainer.ppo.v1.batch_rows import BatchRows, send_tensors_only, zero_equal_groups
 from verl.trainer.ppo.v1.row_order import correct_counts
@@ -53,27 +43,14 @@ PHASES = {
     "_setup": SET_UP,
     "on_init_end": "first delivery of the weights to the engines",
     "fit": "training loop",
-    "_reissue_inflight_prompts": "prompts that were under way",
-    "on_train_begin": "first prompts",
-    "on_validate_begin": "switch of the engines to validation",
     "_validate": "validation",
-    "on_validate_end": "switch of the engines to training",
-    "on_step_begin": "switch of the engines to the step",
-    "step": "rollout",
-    "on_sample_end": "pause of the engines",
-    "_compute_reward_colocate": "rewards of the reward model",
-    "_balance_batch": "preparation of the batch",
+    "step": "rollout, reference policy or critic",
     "_compute_old_log_prob": "old log-probabilities",
-    "_compute_ref_log_prob": "log-probabilities of the reference policy",
-    "_compute_values": "values of the critic",
     "_compute_advantage": "advantages",
-    "_update_critic": "update of the critic",
     "_update_actor": "update of the actor",
     "_save_checkpoint": "checkpoint",
     "on_step_end": "delivery of the weights to the engines",
-    "_compute_metrics": "metrics",
 }
-PROMPT_STATES = ("pending", "running", "finished", "failure")
 # Part of upstream's message if no prompt of a batch has a row.
 NO_ROWS = "no materializable trajectories"
 SKIPPED_IN_A_ROW = 3
@@ -81,7 +58,6 @@ WARNED_BATCHES = 3  # first batches with equal rewards
 IDLE_UPDATES = 10  # fewest updates of a run that may not all have gradients of 0
 # The loss scale of float16 begins too high, and updates are skipped until it fits.
 SKIPPED_IN_A_ROW_FLOAT16 = 20
-FULL_DISK_MEGABYTES = 64
 
 
 class WatchedRun:
@@ -96,18 +72,14 @@ class WatchedRun:
         self.rewards_varied, self.equal_rewards = False, ""
         self.rows: BatchRows | None = None  # of the batch whose advantages are computed next
         self.skipped_in_a_row: dict[str, int] = {}  # number of updates by role
-        self.prompt_states: dict[str, int] = {}
         dtype = config.actor_rollout_ref.actor.fsdp_config.get("dtype")
         self.most_skipped = SKIPPED_IN_A_ROW_FLOAT16 if dtype in ("float16", "fp16") else SKIPPED_IN_A_ROW
         seconds = config.trainer.get("progress_timeout")
-        run_dir = config.trainer.default_local_dir
-        self.watch = ProgressWatch(seconds or math.inf, self._progress, self._waits_for, report_fault, run_dir)
-        self.host_memory = HostMemoryWatch()
+        self.watch = ProgressWatch(seconds or math.inf, self._progress, report_fault)
         self._save_checkpoint = self._without_older_marks(self._save_checkpoint)
         for name, phase in PHASES.items():
             setattr(self, name, self._in_phase(phase, getattr(self, name)))
         super().__init__(config)
-        self._remember_prompt_states()
         self.watch.start()
 
     def _in_phase(self, phase: str, method: Callable) -> Callable:
@@ -131,27 +103,7 @@ class WatchedRun:
 
     def _progress(self) -> tuple:
         counts = self._counts("train") + self._counts("val")
-        return (*self.prompt_states.values(), counts.finished, counts.failed)
-
-    def _remember_prompt_states(self) -> None:
-        """Store the number of prompts in each state after each sync of the buffer, which has none during a sync."""
-        buffer = self.replay_buffer
-        ask = getattr(buffer, "_sync_metadata_from_transfer_queue", None)
-        if ask is None:  # a user's sampler has no such method
-            return
-
-        def ask_and_remember() -> None:
-            ask()
-            sets = {state: getattr(buffer, f"{state}_keys") for state in PROMPT_STATES}
-            self.prompt_states = {state: sum(map(len, keys.values())) for state, keys in sets.items()}
-
-        buffer._sync_metadata_from_transfer_queue = ask_and_remember
-
-    def _waits_for(self) -> str:
-        states = self.prompt_states
-        if not states.get("pending", 0) + states.get("running", 0):
-            return ""
-        return "; prompts: " + ", ".join(f"{number} {state}" for state, number in states.items())
+        return counts.finished, counts.failed
 
     # ---- failed rollouts ----
 
@@ -172,7 +124,7 @@ class WatchedRun:
 
     def _add_prompts_to_generate(self, *args, **kwargs):
         counts = self._counts("train")
-        if counts.failed >= self.config.data.train_batch_size and not counts.finished:
+        if counts.failed > self.config.data.train_batch_size:
             raise RunError(f"step {self.global_steps}: {counts}")
         return super()._add_prompts_to_generate(*args, **kwargs)
 
@@ -204,33 +156,14 @@ class WatchedRun:
     # ---- checkpoints ----
 
     def _without_older_marks(self, save: Callable) -> Callable:
-        """Return a save that first removes the marks of checkpoints from this step on, and explains why it failed."""
+        """Return a save that first removes the marks of checkpoints from this step on."""
 
         @wraps(save)
         def call() -> None:
-            try:
-                forget_marks_from(self.config.trainer.default_local_dir, self.global_steps)
-                save()
-            except RunError:
-                raise
-            except BaseException as error:
-                raise RunError(self._why_not_saved(error)) from error
+            forget_marks_from(self.config.trainer.default_local_dir, self.global_steps)
+            save()
 
         return call
-
-    def _why_not_saved(self, error: BaseException) -> str:
-        run_dir = Path(self.config.trainer.default_local_dir)
-        why = cause_of(error)
-        try:
-            free = shutil.disk_usage(run_dir).free / 2**20
-        except OSError as unreadable:
-            why = f"{why}; {run_dir} cannot be read: {unreadable}"
-        else:
-            why = f"the disk is full, {free:.0f} MB are free ({why})" if free < FULL_DISK_MEGABYTES else why
-        steps = [step for step in complete_steps(run_dir) if step < self.global_steps]
-        last = f"the last complete checkpoint is of step {steps[-1]}" if steps else "there is no complete checkpoint"
-        folder = run_dir / f"global_step_{self.global_steps}"
-        return f"step {self.global_steps}: {folder} was not written: {why}; {last}"
 
     def _load_checkpoint(self):
         trainer = self.config.trainer
@@ -239,37 +172,16 @@ class WatchedRun:
         try:
             super()._load_checkpoint()
         except Exception as error:
-            if self.global_steps and (damage := self._damage()):
-                raise RunError(damage) from error
-            raise
-
-    def _damage(self) -> str | None:
-        """Return what is wrong with the files of the checkpoint that could not be loaded; None if nothing is."""
-        trainer = self.config.trainer
-        folder, workers = loaded_folder(self), trainer.nnodes * trainer.n_gpus_per_node
-        sizes = shard_sizes(folder / "actor")
-        if sizes and workers not in sizes:
-            return (
-                f"{folder} cannot be resumed from: it has the shards of {sorted(sizes)[0]} workers, and this run has "
-                f"{workers}; the same command would fail again. FSDP resumes on as many workers as before"
-            )
-        missing = [folder / "actor" / name for name in missing_shards(folder / "actor", workers)]
-        if not (damaged := [*damaged_files(folder), *missing]):
-            return None
-        older = [step for step in complete_steps(folder.parent) if step < self.global_steps]
-        advice = "remove the folder to begin anew"
-        if older:
-            source = f"trainer.resume_from_path={folder.parent / f'global_step_{older[-1]}'}"
-            advice = f"trainer.resume_mode=resume_path {source} resumes from step {older[-1]}"
-        return (
-            f"{folder} cannot be resumed from, as these files are damaged or missing: "
-            f"{', '.join(map(str, damaged[:4]))}; the same command would fail again: {advice}"
-        )
+            if not self.global_steps:
+                raise
+            raise RunError(
+                f"{loaded_folder(self)} cannot be resumed from: {cause_of(error)}; unless this cause is removed, the "
+                "same command would fail again: resume from an older checkpoint (docs/resume.md)"
+            ) from error
 
     # ---- updates ----
 
     def _setup(self):
-        self.host_memory.start()
         super()._setup()
         send_tensors_only(self.actor_rollout_wg, "compute_log_prob", "update_actor")
         self._count_updates_of("actor", self.actor_rollout_wg, "update_actor")
@@ -356,7 +268,6 @@ class WatchedRun:
     def _compute_metrics(self, batch, metrics: dict, *args, **kwargs) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         correct_counts(metrics, batch.tags, self.config.data.max_response_length)
-        metrics |= self.host_memory.metrics()
 
     def fit(self, agent_loop_manager):
         trainer = self.config.trainer
@@ -372,8 +283,6 @@ class WatchedRun:
             if is_run_error:
                 raise
             raise RunError(message) from error
-        finally:
-            self.host_memory.ended.set()
         self._close_trackers(exit_code=0)
         if self.updates and self.skipped_updates == self.updates:
             raise RunError(

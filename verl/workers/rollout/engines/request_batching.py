@@ -4,7 +4,7 @@
     RequestBatcher.send ─┐
     RequestBatcher.send ─┴─ submit(client, [...]) ──> a task for each request
                             collect(client) ────────> waits for the first answer and those that follow at once
-                          <─ [(number, answer), ...]      and once for each group (number, FirstToken())
+                          <─ [(number, answer), ...]
 
 Requests from one tick of the worker's event loop are submitted together. Answers that one step of the engine finishes
 are collected together, for all groups of the worker. If a request is cancelled on the worker, for example because its
@@ -16,20 +16,13 @@ import contextlib
 import itertools
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
-from contextvars import ContextVar
+from collections.abc import Coroutine
 from typing import Any
 from uuid import uuid4
 
 from verl.utils.fault_reports import cause_of
 
 COLLECT_SECONDS = 0.002  # within about this time end the requests that end in one step of the engine
-# function that `generate` of a server calls when the request has its first token
-on_first_token: ContextVar[Callable[[], None]] = ContextVar("on_first_token", default=lambda: None)
-
-
-class FirstToken:
-    """An answer which says that the request no longer waits for other requests, before the answer with its tokens."""
 
 
 class BatchingServer:
@@ -56,8 +49,6 @@ class BatchingServer:
         return [first, *(answers.get_nowait() for _ in range(answers.qsize()))]
 
     async def _answer(self, client: str, number: int, request: dict[str, Any]) -> None:
-        if request.pop("reports_first_token", False):
-            on_first_token.set(lambda: self._batch_answers[client].put_nowait((number, FirstToken(), None)))
         try:
             answer = number, await self.generate(**request), None
         except (Exception, asyncio.CancelledError) as error:
@@ -82,15 +73,12 @@ class RequestBatcher:
         self.new: list[tuple[int, dict[str, Any]]] = []
         self.given_up: list[int] = []
         self.waiting: dict[int, asyncio.Future] = {}
-        self.on_first_token: dict[int, Callable[[], None]] = {}
         self.calls: set[asyncio.Task] = set()
         self.collecting: asyncio.Task | None = None
 
-    async def send(self, on_first_token: Callable[[], None] | None = None, **request: Any) -> Any:
+    async def send(self, **request: Any) -> Any:
         """Return the result of the server's `generate`; raise RuntimeError with the message of its error."""
         loop, number = asyncio.get_running_loop(), next(self.numbers)
-        if on_first_token is not None:
-            self.on_first_token[number], request["reports_first_token"] = on_first_token, True
         if not self.new:
             self._begin(self._submit())
         self.new.append((number, request))
@@ -104,7 +92,6 @@ class RequestBatcher:
             raise
         finally:
             self.waiting.pop(number, None)
-            self.on_first_token.pop(number, None)
 
     def _begin(self, call: Coroutine[Any, Any, None]) -> None:
         """Make a call in the next tick of the event loop."""
@@ -129,9 +116,6 @@ class RequestBatcher:
         try:
             while self.waiting:
                 for number, answer, error in await self.server.collect.remote(self.client):
-                    if isinstance(answer, FirstToken):
-                        self.on_first_token.get(number, lambda: None)()
-                        continue
                     future = self.waiting.pop(number, None)
                     if future is None or future.done():
                         continue  # the request was cancelled in the meantime

@@ -17,7 +17,7 @@ from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from verl.utils.entropy_estimate import entropies_of
-from verl.workers.rollout.engines.request_batching import BatchingServer, on_first_token
+from verl.workers.rollout.engines.request_batching import BatchingServer
 from vllm_patches.top_logprobs_without_text import leave_out_text
 
 N_TOP_LOGPROBS, TOP_LOGPROBS = "n_top_logprobs", "top_logprobs"
@@ -76,11 +76,8 @@ class TopLogprobsEngine:
         sampling_params.detokenize = bool(sampling_params.stop)
         in_two = request["in_two"] and sampling_params.flat_logprobs
         generate = partial(in_two_outputs, self._engine) if in_two else self._engine.generate
-        last, begun = None, False
+        last = None
         async for last in generate(sampling_params=sampling_params, **options):
-            if not begun:
-                on_first_token.get()()
-                begun = True
             yield last
         if last is not None and last.outputs and isinstance(last.outputs[0].logprobs, FlatLogprobs):
             request["logprobs"] = logprobs = last.outputs[0].logprobs

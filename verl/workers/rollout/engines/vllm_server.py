@@ -9,7 +9,6 @@ import asyncio
 import importlib
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -45,30 +44,23 @@ class GroupServers:
         self.client = client
         self.acquired: dict[str, asyncio.Task] = {}  # group -> (server's id, actor)
         self.batchers: dict[Any, RequestBatcher] = {}  # actor -> what sends it requests
-        self.queued: set[str] = set()  # groups whose first request has no token yet
 
     async def send(self, group: str, prompt_ids: list[int], sampling_params: dict):
         """Return upstream's `TokenOutput`. After an abort (`stop_reason`) the caller goes on, on the server that the
         balancer chooses: the same one, unless it has left the run, as servers on the trainer's GPUs do in training."""
-        is_first = group not in self.acquired
-        if is_first:
-            self.queued.add(group)
+        if group not in self.acquired:
             acquire = self.client._acquire_server(group, prompt_ids=prompt_ids, sampling_params=sampling_params)
             self.acquired[group] = asyncio.create_task(acquire)
         acquired = self.acquired[group]
         _, server = await asyncio.shield(acquired)  # other requests of the group wait for this task, too
         request = {"request_id": self.client._vllm_request_id(group), "prompt_ids": prompt_ids}
         request["sampling_params"] = sampling_params
-        try:
-            if hasattr(server, "collect"):
-                if server not in self.batchers:
-                    self.batchers[server] = RequestBatcher(server)
-                on_first_token = partial(self.queued.discard, group) if is_first else None
-                output = await self.batchers[server].send(on_first_token, **request)
-            else:  # upstream's own servers take one request per call
-                output = await server.generate.remote(**request)
-        finally:
-            self.queued.discard(group)
+        if hasattr(server, "collect"):
+            if server not in self.batchers:
+                self.batchers[server] = RequestBatcher(server)
+            output = await self.batchers[server].send(**request)
+        else:  # upstream's own servers take one request per call
+            output = await server.generate.remote(**request)
         if output.stop_reason == ABORTED and self.acquired.get(group) is acquired:
             self.release(group)
         return output
@@ -81,7 +73,6 @@ class GroupServers:
                 server_id, _ = acquired.result()
                 self.client._release_server(server_id, request_id=group)
 
-        self.queued.discard(group)
         if acquired := self.acquired.pop(group, None):
             acquired.add_done_callback(give_back)
 
@@ -100,10 +91,6 @@ class LLMClientEngine(RolloutEngine):
     def release(self, request_id: str) -> None:
         """Release the server of this id; all its requests have ended."""
         self.servers.release(request_id)
-
-    def is_queued(self, request_id: str) -> bool:
-        """Return whether the id's first request has no token yet; upstream's own servers report it at the end."""
-        return request_id in self.servers.queued
 
     async def generate(self, request: GenerationRequest) -> Generation:
         params, stops = _sampling_params(request), list(request.stop)
