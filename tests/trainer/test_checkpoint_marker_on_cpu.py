@@ -1,5 +1,6 @@
 """A checkpoint cut off in mid-write is never taken for complete."""
 
+import json
 import os
 import threading
 from importlib.metadata import version
@@ -14,6 +15,7 @@ from verl.trainer.checkpoint_marker import (
     MARKER,
     MERGED,
     TRACKER,
+    VERSIONS_FILE,
     MarkComplete,
     check_shards,
     complete_steps,
@@ -21,7 +23,6 @@ from verl.trainer.checkpoint_marker import (
     forget_marks_from,
     repair_tracker,
     saved_config,
-    saved_versions,
     tracked_step,
 )
 from verl.utils.fault_reports import RunError
@@ -93,11 +94,12 @@ def test_a_checkpoint_holds_the_config_and_the_versions_that_made_it(tmp_path):
     trainer.config.copied = "${trainer.nnodes}"
     checkpoint(tmp_path, 5, complete=False)
     folder = tmp_path / "global_step_5"
-    assert saved_config(folder) is None and saved_versions(folder) == {}
+    assert saved_config(folder) is None
     MarkComplete().on_save(trainer, global_step=5, checkpoint_dir=str(folder))
     assert saved_config(folder) == OmegaConf.to_container(trainer.config, resolve=True)
-    assert saved_versions(folder)["torch"] == version("torch")
-    assert {"verl", "transformers", "verl-exploration-recipes"} < saved_versions(folder).keys()
+    versions = json.loads((folder / VERSIONS_FILE).read_text())
+    assert versions["torch"] == version("torch")
+    assert {"verl", "transformers", "verl-exploration-recipes"} < versions.keys()
 
 
 def test_asynchronous_saves_are_not_marked(tmp_path):

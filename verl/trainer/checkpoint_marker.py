@@ -70,12 +70,6 @@ def saved_config(folder: Path) -> DictConfig | None:
     return OmegaConf.load(file) if file.exists() else None
 
 
-def saved_versions(folder: Path) -> dict[str, str]:
-    """Return the versions of the packages that wrote the checkpoint `folder`; empty for one without this file."""
-    file = folder / VERSIONS_FILE
-    return json.loads(file.read_text()) if file.exists() else {}
-
-
 def check_shards(folder: Path, workers: int, kinds: Collection[str] = ()) -> None:
     """Wait until the shards of all ranks are in a role's folder, such as `actor`; raise RunError after
     `SHARDS_SECONDS`. Each of the `workers` must write these kinds and those that any has written; shards for another

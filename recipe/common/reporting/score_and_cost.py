@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from recipe.common.reporting.comparison import PASS_AT_1, interval
 from recipe.common.reporting.run_metrics import WARM_UP_STEPS, generated_tokens, load_metrics
-from verl.evaluation.scores.results import EvalResult, parse_result_lines
+from verl.evaluation.scores.results import INTERVAL_ENDS, EvalResult, parse_result_lines
 
+PASS_AT_1 = "Acc-Pass@1"
 HEADER = ("model", "Pass@1 (95 % interval)", "tokens generated", "tokens the update computed", "seconds a step")
 SHARES = ("perf/unique_token_share", "perf/trained_token_share")
 
@@ -32,8 +32,9 @@ def read_result(log: Path) -> EvalResult:
 
 def score(result: EvalResult) -> str:
     """Return Pass@1 and its interval, if there is one, such as `0.450 (0.380 to 0.520)`."""
-    ends = interval(result.metrics, PASS_AT_1)
-    return f"{result.metrics[PASS_AT_1]:.3f}" + (f" ({ends[0]:.3f} to {ends[1]:.3f})" if ends else "")
+    metrics = result.metrics
+    ends = [f"{metrics[PASS_AT_1 + end]:.3f}" for end in INTERVAL_ENDS if PASS_AT_1 + end in metrics]
+    return f"{metrics[PASS_AT_1]:.3f}" + (f" ({' to '.join(ends)})" if ends else "")
 
 
 def computed_share(metrics: pd.DataFrame) -> float:
