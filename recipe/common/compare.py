@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.report import commit, parser_of, write_report
 from recipe.common.compare_runs import ROOT, area, command_of, environment_of, in_parallel, scripts, trained
-from recipe.common.reporting.run_metrics import STYLE, legend_above, run_colors
+from recipe.common.reporting.run_metrics import STYLE
 from verl.utils.atomic_files import replacing
 
 AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}
@@ -275,7 +275,8 @@ def row_of(name: str, curves: Curves, baseline: str) -> list[str]:
 def draw(curves: Curves, found: Mapping[str, tuple[float, float]], baseline: str, output: Path) -> None:
     """Draw mean accuracy along each axis of `axes_of`, every seed as a thin line; then the differences in area of
     `found`, means and half intervals."""
-    colors, axes = run_colors(list(curves)), axes_of(curves)
+    axes = axes_of(curves)
+    colors = {name: f"C{place}" for place, name in enumerate(curves)}
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5 * (len(axes) + bool(found)), 4.6), layout="constrained")
         panels = figure.subplots(1, len(axes) + bool(found), squeeze=False)[0]
@@ -293,7 +294,7 @@ def draw(curves: Curves, found: Mapping[str, tuple[float, float]], baseline: str
             panels[-1].axvline(0, color="#444444", linewidth=1)
             panels[-1].set(xlabel=f"area minus {baseline}'s, points (95 % for all looks together)")
         named = [line for line in panels[0].get_lines() if line.get_label() in curves]
-        legend_above(figure, named, most_columns=6, fontsize=11)
+        figure.legend(handles=named, loc="outside upper center", ncols=5)
         with replacing(output) as temporary:
             figure.savefig(temporary, format="png", dpi=130)
 
