@@ -15,18 +15,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from verl.evaluation.scores.results import INTERVAL_ENDS, EvalResult, parse_result_lines
+from verl.evaluation.scores.results import EvalResult, pass_at_1, read_result_log
 from verl.utils.atomic_files import replacing
-
-PASS_AT_1 = "Acc-Pass@1"
-
-
-def read_log(path: Path) -> list[EvalResult]:
-    """Return the results of an evaluation's log."""
-    results = parse_result_lines(path.read_text(encoding="utf-8", errors="replace").split("\n"), source=str(path))
-    if not results:
-        raise ValueError(f"{path}: no lines like RESULT {{json}}: expected the log of an evaluation that has ended")
-    return results
 
 
 def make_table(results: Sequence[EvalResult]) -> pd.DataFrame:
@@ -52,10 +42,10 @@ def _section(dataset: str, metrics: pd.DataFrame) -> Iterator[str]:
     yield from (f"## {dataset}", "", "| experiment | step | Pass@1 (95 % interval) | questions | cut responses |")
     yield "|---|---|---|---|---|"
     for (experiment, step), row in metrics.dropna(how="all").iterrows():
-        ends = [f"{row[PASS_AT_1 + end]:.3f}" for end in INTERVAL_ENDS if pd.notna(row.get(PASS_AT_1 + end))]
-        score = f"{row.get(PASS_AT_1, float('nan')):.3f}" + (f" ({' to '.join(ends)})" if ends else "")
-        cut = f"{row['Cut-Share']:.1%}" if pd.notna(row.get("Cut-Share")) else ""
-        yield f"| {experiment} | {'' if step < 0 else step} | {score} | {row['Questions']:.0f} | {cut} |"
+        known = row.dropna().to_dict()
+        cut = f"{known['Cut-Share']:.1%}" if "Cut-Share" in known else ""
+        cells = [experiment, "" if step < 0 else str(step), pass_at_1(known), f"{known['Questions']:.0f}", cut]
+        yield f"| {' | '.join(cells)} |"
     yield ""
 
 
@@ -68,7 +58,9 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"--output {options.output}: the CSV; a Markdown table is written beside it")
     try:
         # The shell passes a pattern on unchanged if no file matches it: such an argument is no log.
-        results = [result for log in options.logs if "*" not in log.name or log.exists() for result in read_log(log)]
+        results = [
+            result for log in options.logs if "*" not in log.name or log.exists() for result in read_result_log(log)
+        ]
         if not results:
             raise FileNotFoundError(f"{' '.join(map(str, options.logs))}: no such logs")
         table = make_table(results)

@@ -133,13 +133,9 @@ def generated_tokens(metrics: pd.DataFrame) -> pd.Series:
     return generated * (1 + dropped / metrics["tree/prompts"])
 
 
-def plot_runs(runs: dict[str, pd.DataFrame], output: str | Path) -> Path:
-    """Draw the runs (label -> table of `load_metrics`) in one figure, a color each; the suffix sets the format.
-
-    There is a panel for each of `CURVES` and each data set of the validation that any run has, and one for the time per
-    phase. Returns `output`.
-    """
-    curves: dict[str, dict[str, pd.Series]] = {}  # title -> label -> curve
+def curves_of(runs: dict[str, pd.DataFrame]) -> dict[str, dict[str, pd.Series]]:
+    """Return title -> label -> curve for those of `CURVES` and data sets of the validation that any run has."""
+    curves: dict[str, dict[str, pd.Series]] = {}
     for title, names in CURVES.items():
         for label, metrics in runs.items():
             recorded = [name for name in names if name in metrics and metrics[name].notna().any()]
@@ -148,6 +144,15 @@ def plot_runs(runs: dict[str, pd.DataFrame], output: str | Path) -> Path:
     for label, metrics in runs.items():
         for dataset, accuracy in validation_accuracy(metrics).items():
             curves.setdefault(f"Validation accuracy: {dataset}", {})[label] = accuracy
+    return curves
+
+
+def plot_runs(runs: dict[str, pd.DataFrame], output: str | Path) -> Path:
+    """Draw the runs (label -> table of `load_metrics`) in one figure, a color each; the suffix sets the format.
+
+    There is a panel for each title of `curves_of`, and one for the time per phase. Returns `output`.
+    """
+    curves = curves_of(runs)
     phases = pd.DataFrame({label: phase_seconds(metrics) for label, metrics in runs.items()}, index=PHASES)
     n_panels = len(curves) + int(phases.notna().any(axis=None))
     if not n_panels:
