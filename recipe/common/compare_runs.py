@@ -92,7 +92,9 @@ def command_of(method: str, steps: int, task: str = "walk") -> list[str]:
     if method != "latr":
         return command
     shares = ", ".join(f"{round(begun * steps)}: {share}" for begun, share in LATR_SCHEDULE.items())
-    return [*command, f"~{KT}.mix_ratio_schedule", f"+{KT}.mix_ratio_schedule={{{shares}}}"]
+    # LATR's own script has a schedule, and the tree alone has none
+    replaced = [f"~{KT}.mix_ratio_schedule"] if command == METHODS["latr"] else []
+    return [*command, *replaced, f"+{KT}.mix_ratio_schedule={{{shares}}}"]
 
 
 def environment_of(method: str, task: str) -> dict[str, str]:

@@ -99,6 +99,10 @@ def test_a_method_is_a_name_of_parts_or_a_list_of_overrides():
     assert command_of("hapo", 10, "search_task") == [*command_of("arpo", 10, "search_task"), "credit=hapo", "loss=hapo"]
     assert command_of("grpo", 10, "search_task") == [*command_of("arpo", 10, "search_task"), "credit=grpo"]
     assert command_of("grpo", 10, "countdown")[0] == "recipe/common/run_explore.sh"
+    schedule = "actor_rollout_ref.rollout.kt.mix_ratio_schedule"
+    shares = f"+{schedule}={{0: 1.0, 1: 0.75, 2: 0.5, 8: 0.25, 20: 0.0}}"
+    assert command_of("latr", 50, "countdown") == ["recipe/latr/run_countdown_cpu.sh", f"~{schedule}", shares]
+    assert command_of("latr", 50, "word_problems")[1:] == ["tree=latr", shares]
     with pytest.raises(ValueError, match="there is no method hapoo: choose one of grpo, "):
         overrides_of("hapoo")
 
