@@ -1,4 +1,4 @@
-"""Helpers of all benchmarks: options, sides that take turns, the results file. Needs only Python and torch."""
+"""Helpers of all benchmarks and comparisons: options, sides that take turns, intervals, the results file."""
 
 import argparse
 import os
@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
+import mpmath
+import numpy as np
+
 RESULTS = Path(__file__).resolve().parent / "results"
-# 97.5 % quantiles of Student's t distribution with 1 to 9 degrees of freedom
-T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 Result = TypeVar("Result")
 
 
@@ -41,10 +43,25 @@ def with_range(values: Sequence[float], form: str) -> str:
     return f"{middle} ({least} to {greatest})"
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of 2 to 10 values, and half the width of its 95 % interval (Student's t)."""
-    half = T_QUANTILES[len(values) - 2] * statistics.stdev(values) / len(values) ** 0.5
-    return statistics.mean(values), half
+@cache
+def t_quantile(level: float, freedom: int) -> float:
+    """Return the t that Student's |t| exceeds with probability `level`."""
+    with mpmath.workdps(30):
+        share = mpmath.findroot(
+            lambda x: mpmath.betainc(freedom / 2, 0.5, 0, x, regularized=True) - level,
+            (1e-30, 1),
+            solver="bisect",
+            tol=1e-30,
+        )
+        return float(mpmath.sqrt(freedom / share - freedom))
+
+
+def interval(values: Sequence[float], level: float = 0.05) -> tuple[float, float]:
+    """Return the mean, and half of its interval of Student's t, which misses it with probability `level`; one value has
+    an infinite interval."""
+    n = len(values)
+    half = t_quantile(level, n - 1) * np.std(values, ddof=1) / n**0.5 if n > 1 else np.inf
+    return float(np.mean(values)), float(half)
 
 
 def machine() -> str:
@@ -70,18 +87,14 @@ def commit() -> str:
     return f"Commit {done.stdout.strip()}"
 
 
-def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the table's lines in Markdown."""
-    return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
-
-
 def report_text(name: str, what: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return the page: a title, the text `what`, the table, the machine, the command and the commit."""
     module = sys.modules["__main__"].__spec__
     program = ["-m", module.name] if module else [os.path.relpath(sys.argv[0])]
     command = shlex.join(["python", *program, *sys.argv[1:]])
     made = f"Machine: {machine()}. Command: `{command}`. {commit()}. {date.today()}."
-    return "\n".join([f"# {name}", "", what, "", *table_lines(header, rows), "", made])
+    table = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+    return "\n".join([f"# {name}", "", what, "", *table, "", made])
 
 
 def write_report(

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Evaluates a checkpoint on a benchmark: bash scripts/eval.sh BENCHMARK EXPERIMENT_NAME [hydra overrides]
-#   BENCHMARK   a benchmark that python -m verl.evaluation lists, or several: [aime24,aime25]
+#   BENCHMARK   a benchmark of python -m recipe.common.menu evaluation, or several: [aime24,aime25]
 #   overrides   n=8 step=N files=[...] temperature=0.6 top_p=0.95 top_k=20 max_tokens=8192 server.tensor_parallel=1 …
 # A killed evaluation continues where it stopped. Samples and numbers go to outputs/results/EXPERIMENT_NAME/; python
 # scripts/read_log.py outputs/results/*/step_*/*.log makes a table of several. HARDWARE=gpu (default) or cpu; TOOLS=none,

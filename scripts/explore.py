@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import verl.trainer
 from recipe.common.menu import CONFIG, RECIPES
-from recipe.common.reporting.exploration_report import likelihood_table, proposals, table, warnings, write
+from recipe.common.reporting.exploration_report import proposals, table, warnings, write
 from verl.evaluation.exploration.plan import ExplorationPlan, exploration_plan
 from verl.utils.data_files import write_mixed
 from verl.utils.parts import load_choices, parts
@@ -84,8 +84,6 @@ def main(model: str, data: str, *overrides: str) -> None:
     name = f"explore_{Path(data).parent.name}_{Path(data).stem}_seed{config.seed}"
     files = write(result, about, config.n, Path(config.output_dir, config.experiment, name))
     print(table(result["rows"], config.n), *warnings(result["rows"]), *proposals(result), sep="\n")
-    if likelihoods := likelihood_table(result["answer_likelihood"]):
-        print(likelihoods)
     if config.write is not None:
         print(write_mixed(config.data.val_files, config.write, dict(result["solve_rates"])))
     print(f"written: {', '.join(map(str, files))}")

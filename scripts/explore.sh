@@ -3,7 +3,7 @@
 #   MODEL       a folder or a name on the Hugging Face hub; of a run: outputs/NAME/global_step_N/actor/huggingface
 #   DATA        a parquet file in verl's format
 #   overrides   prompts=64 n=8 seed=0 temperatures=[0.7,1.0] data.max_response_length=512 task=math …
-# Plain sampling and every tree policy on one vLLM engine: a table, a picture, and thresholds that fit the model, under
+# Plain sampling and every tree policy on one vLLM engine: a table, and thresholds that fit the model, under
 # outputs/results/. HARDWARE=cpu (default) or gpu; DRY_RUN=1 checks model and data, prints the plan and starts nothing. All
 # keys: recipe/common/config/diagnosis.yaml.
 set -euo pipefail

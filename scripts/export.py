@@ -1,71 +1,24 @@
-"""Writes a checkpoint of a run as a Hugging Face folder with a model card; see scripts/export.sh.
+"""Writes a checkpoint of a run as a Hugging Face folder; see scripts/export.sh.
 
-    python scripts/export.py outputs/hapo_seed0 40 outputs/exported
-
-The card, FOLDER/README.md, holds the method, the data, and what the trainer's validation and the
-evaluations of this step (outputs/results/RUN/step_N/*.log) measured, with intervals where an evaluation has them.
+python scripts/export.py outputs/hapo_seed0 40 outputs/exported
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from read_log import read_log, validation_results  # noqa: E402
-
-from recipe.common.reporting.comparison import Results  # noqa: E402
-from recipe.common.reporting.model_card import (  # noqa: E402
-    CARD_FILE,
-    CONFIG_FILE,
-    CheckpointFacts,
-    model_card,
-    shared_config,
-)
-from recipe.common.reporting.run_metrics import load_metrics  # noqa: E402
-from verl.evaluation.model.checkpoint import checkpoint_step, has_lora, lora_settings, write_model_folder  # noqa: E402
-from verl.trainer.checkpoint_marker import checkpoints, saved_config  # noqa: E402
-from verl.utils.atomic_files import new_folder  # noqa: E402
-
-
-def measurements(run: Path, step: int) -> Results:
-    """Return source (evaluation, or validation by the trainer at this step) -> data set -> metric -> value."""
-    results: Results = {}
-    for log in sorted((run.parent / "results" / run.name / f"step_{step}").glob("*.log")):
-        for cell in read_log(log):
-            results.setdefault("evaluation", {}).setdefault(cell.dataset, {})[cell.metric] = cell.value
-    try:
-        metrics = load_metrics(run)
-    except FileNotFoundError:  # The run had another logger than verl's file logger.
-        return results
-    row = metrics.loc[step].dropna().to_dict() if step in metrics.index else {}
-    for (dataset, metric), value in validation_results(row).items():
-        results.setdefault("validation by the trainer", {}).setdefault(dataset, {})[metric] = value
-    return results
+from verl.evaluation.model.checkpoint import checkpoint_step, write_model_folder
+from verl.trainer.checkpoint_marker import checkpoints
+from verl.utils.atomic_files import new_folder
 
 
 def export(run: Path, step: int | None, folder: Path) -> None:
-    """Write a run's checkpoint (None: the last complete one) and its card to `folder`, which appears only when it is
-    complete."""
+    """Write a run's checkpoint (None: the last complete one) to `folder`, which appears only when it is complete."""
     if folder.exists():
         raise FileExistsError(f"{folder} exists: choose another folder, or remove it")
-    step = checkpoint_step(run, step)
-    checkpoint = checkpoints(run)[step]
-    actor, config = checkpoint / "actor", saved_config(checkpoint)
+    actor = checkpoints(run)[checkpoint_step(run, step)] / "actor"
     with new_folder(folder) as unfinished:
-        dtype = write_model_folder(actor, unfinished)
-        facts = CheckpointFacts(
-            run=run.name,
-            step=step,
-            config=config,
-            dtype=str(dtype).removeprefix("torch."),
-            lora=lora_settings(actor) if has_lora(actor) else None,
-            results=measurements(run, step),
-        )
-        (unfinished / CARD_FILE).write_text(model_card(facts), encoding="utf-8")
-        if config is not None:
-            OmegaConf.save(shared_config(config), unfinished / CONFIG_FILE)
+        write_model_folder(actor, unfinished)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -8,26 +8,17 @@ reward, validation accuracy, entropy, response length, clip fraction and time pe
 
 import argparse
 import sys
-from collections import Counter
 from pathlib import Path
 
-from recipe.common.reporting.run_metrics import load_metrics, plot_runs, run_folder
-
-
-def default_labels(runs: list[Path]) -> list[str]:
-    """Return the names of the run folders. Runs with the same name also get the name of their parent folder."""
-    folders = [run_folder(run) for run in runs]
-    times = Counter(folder.name for folder in folders)
-    return [folder.name if times[folder.name] == 1 else f"{folder.parent.name}/{folder.name}" for folder in folders]
+from recipe.common.reporting.run_metrics import load_metrics, plot_runs
 
 
 def run_labels(runs: list[Path], names: str | None) -> list[str]:
-    """Return a distinct label for each run: the comma-separated names, or by default those of `default_labels`."""
-    labels = [label.strip() for label in names.split(",")] if names else default_labels(runs)
-    if len(labels) != len(runs):
-        raise ValueError(f"--labels has {len(labels)} labels ({names}) for {len(runs)} runs")
-    if twice := [label for label, times in Counter(labels).items() if times > 1]:
-        raise ValueError(f"the label {twice[0]!r} stands for several runs; tell them apart with --labels a,b,...")
+    """Return a distinct label for each run: the comma-separated names, or by default the names of the run folders."""
+    folders = [run.resolve() if run.is_dir() else run.resolve().parent for run in runs]
+    labels = [label.strip() for label in names.split(",")] if names else [folder.name for folder in folders]
+    if len(set(labels)) != len(runs):
+        raise ValueError(f"{len(runs)} runs have the labels {', '.join(labels)}: give each its own by --labels a,b,...")
     return labels
 
 

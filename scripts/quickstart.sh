@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains and evaluates models on a laptop without a GPU, from nothing: set-up, tiny model, data, warm start, GRPO, a
-# recipe with the same seed, evaluation, table, bar chart, curves, and a page with the recipe's trees.
+# recipe with the same seed, evaluation, table, curves, and a page with the recipe's trees.
 #   [RECIPE=hato|latr|hapo|arpo] [STEPS=40] [SEED=0] bash scripts/quickstart.sh
 # The task of hato, latr and hapo is Countdown; that of arpo is to search and compute. Results of an earlier quick start
 # are used. Trees are kept every ten steps; hapo grows none.
@@ -121,7 +121,7 @@ $table
 
 Both runs shared this machine's cores. The quick start took $((SECONDS - began)) s after the set-up.
 
-accuracies:  $results.png
+accuracies:  $results.md
 curves:      ${results}_curves.png
 trees:       ${page:-$RECIPE grows none; RECIPE=latr bash scripts/quickstart.sh does}
 

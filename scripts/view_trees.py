@@ -17,15 +17,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
-
 from verl.utils.atomic_files import replacing
 
 TEMPLATE = Path(__file__).with_name("view_trees.html")
-METRICS_PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
-LARGE_PAGE = 50_000_000
-UNKNOWN_COST = 65_535
 
 
 def tree_files(run: Path, steps: Iterable[int] | None = None) -> dict[int, Path]:
@@ -60,63 +55,31 @@ def read_trees(path: Path) -> Iterator[dict]:
 
 
 def compact(tree: dict) -> dict:
-    """Return the tree in the page's form, which takes about 5.4 bytes a token.
-
-    `tokens` holds the concatenated tokens of all segments as indices into `vocabulary` (pairs of token id, and text or
-    None), as base64 of little-endian integers of `width` bytes. `costs` holds -1000 times the log-probabilities, at
-    most 65,534, as base64 of 2-byte integers; 65,535 stands for an unknown log-probability.
-    """
-    segments, texts = tree["segments"], tree.get("vocabulary", {})
-    ids = [token for segment in segments for token in segment["token_ids"]]
-    unique_ids, indices = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)
-    others: dict[tuple, int] = {}  # (token id, another text than the usual one) -> its index
-    starts = np.cumsum([0, *(len(segment["token_ids"]) for segment in segments)])
-    for start, segment in zip(starts.tolist(), segments, strict=False):
-        for at, text in segment.get("texts", ()):
-            indices[start + at] = others.setdefault((ids[start + at], text), len(unique_ids) + len(others))
-    vocabulary = [[token, texts.get(str(token))] for token in unique_ids.tolist()] + [list(pair) for pair in others]
-    known = [None if segment.get("author") == "tool" else segment.get("log_probs") for segment in segments]
-    costs = [c for own, s in zip(known, segments, strict=True) for c in own or [None] * len(s["token_ids"])]
-    costs = np.round(np.array(costs, dtype=float) * -1000)
-    costs = np.where(np.isnan(costs), UNKNOWN_COST, np.clip(costs, 0, UNKNOWN_COST - 1))
-    width = 2 if len(vocabulary) <= 65_536 else 4
+    """Return the tree in the page's form. `costs` are thousandths of -log p as whole numbers, which are short;
+    None where the policy drew no token. `texts` are pairs (place, text) of tokens that differ from the vocabulary's."""
     return {
-        "uid": tree.get("uid", ""),
         "prompt": tree["prompt"],
         "rewards": tree["rewards"],
         "metrics": tree.get("metrics", {}),
         "update": tree.get("update", ""),
         "leaves": tree["leaves"],
-        "vocabulary": vocabulary,
-        "width": width,
-        "tokens": base64.b64encode(indices.astype(f"<u{width}").tobytes()).decode(),
-        "costs": base64.b64encode(costs.astype("<u2").tobytes()).decode(),
-        "segments": [
-            {
-                "parent": segment.get("parent"),
-                "length": len(segment["token_ids"]),
-                "author": segment.get("author", "model"),
-                # earlier versions of LATR wrote candidates that had no place
-                "info": {key: value for key, value in (segment.get("info") or {}).items() if key != "suppressed"},
-            }
-            for segment in segments
-        ],
+        "vocabulary": tree.get("vocabulary", {}),
+        "segments": [_compact_segment(segment) for segment in tree["segments"]],
     }
 
 
-def metric_meanings(names: Iterable[str]) -> dict[str, str]:
-    """Return name -> meaning for those of these metrics that docs/metrics.md explains as `tree/<name>`. If a row
-    explains several, each gets its part between semicolons, or the whole text if their numbers differ."""
-    meanings = {}
-    page = METRICS_PAGE.read_text(encoding="utf-8")
-    for explained, text in re.findall(r"^\| (`tree/.*?) \| (.*) \|$", page, flags=re.MULTILINE):
-        patterns = [re.escape(name).replace("<name>", "[^/]+") for name in re.findall("`tree/([^`]+)`", explained)]
-        text = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text).replace("`", "")
-        parts = text.split("; ")
-        for i, pattern in enumerate(patterns):
-            meaning = parts[i] if len(parts) == len(patterns) else text
-            meanings |= {name: meaning for name in names if re.fullmatch(pattern, name)}
-    return meanings
+def _compact_segment(segment: dict) -> dict:
+    author, log_probs = segment.get("author", "model"), segment.get("log_probs")
+    if author == "tool" or log_probs is None:
+        log_probs = [None] * len(segment["token_ids"])
+    return {
+        "parent": segment.get("parent"),
+        "tokens": segment["token_ids"],
+        "costs": [None if log_prob is None else round(-1000 * log_prob) for log_prob in log_probs],
+        "texts": segment.get("texts", []),
+        "author": author,
+        "info": segment.get("info") or {},
+    }
 
 
 def data_element(name: str, data) -> str:
@@ -137,27 +100,24 @@ def content_policy(template: str) -> str:
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
 
-def write_page(title: str, files: dict[int, Path], output: Path) -> int:
-    """Write the page tree by tree, so that memory holds a single tree. Return the page's size in bytes."""
+def write_page(title: str, files: dict[int, Path], output: Path) -> None:
+    """Write the page tree by tree, so that memory holds a single tree."""
     template = TEMPLATE.read_text(encoding="utf-8")
     before, after = template.replace("{{policy}}", content_policy(template)).split("{{data}}")
-    steps, metrics = [], set()
+    steps = []
     with replacing(output) as unfinished, unfinished.open("w", encoding="utf-8", newline="\n") as page:
         page.write(before)
         for step, path in files.items():
             prompts = []
             for tree in read_trees(path):
                 page.write(data_element(f"tree-{step}-{len(prompts)}", tree))
-                metrics |= tree["metrics"].keys()
                 prompts.append({"prompt": tree["prompt"][:80], "rewards": tree["rewards"]})
             if prompts:
                 steps.append({"step": step, "prompts": prompts})
         if not steps:
             raise ValueError(f"{', '.join(map(str, files.values()))}: no trees, the files are empty")
-        page.write(data_element("index", {"title": title, "steps": steps, "meanings": metric_meanings(metrics)}))
+        page.write(data_element("index", {"title": title, "steps": steps}))
         page.write(after)
-        size = page.tell()
-    return size
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -169,15 +129,9 @@ def main(arguments: list[str] | None = None) -> None:
     output = options.output or options.run / "trees.html"
     try:
         files = tree_files(options.run, options.steps)
-        size = write_page(options.run.resolve().name, files, output)
+        write_page(options.run.resolve().name, files, output)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
-    if size > LARGE_PAGE:
-        print(
-            f"warning: {output} has {size / 1e6:.0f} MB; a browser will be slow with it. "
-            f"Choose from its {len(files)} steps with --steps",
-            file=sys.stderr,
-        )
     print(output)
 
 

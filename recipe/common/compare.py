@@ -25,14 +25,13 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 import matplotlib
-import mpmath
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.report import commit, parser_of, write_report
+from benchmarks.report import commit, interval, parser_of, write_report
 from recipe.common.compare_runs import ROOT, area, command_of, environment_of, in_parallel, scripts, trained
-from recipe.common.reporting.run_metrics import STYLE, legend_above, run_colors
+from recipe.common.reporting.run_metrics import STYLE
 from verl.utils.atomic_files import replacing
 
 AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}
@@ -75,28 +74,12 @@ def nominal_levels(looks: int, alpha: float = ALPHA) -> list[float]:
     return levels
 
 
-@cache
-def t_quantile(level: float, freedom: int) -> float:
-    """Return the t that Student's |t| exceeds with probability `level`."""
-    with mpmath.workdps(30):
-        share = mpmath.findroot(
-            lambda x: mpmath.betainc(freedom / 2, 0.5, 0, x, regularized=True) - level,
-            (1e-30, 1),
-            solver="bisect",
-            tol=1e-30,
-        )
-        return float(mpmath.sqrt(freedom / share - freedom))
-
-
 def mean_and_half(values: Sequence[float], looks: int = 0) -> tuple[float, float]:
     """Return the mean, and half of its 95 % interval; with `looks`, of the one that holds for so many looks together.
 
     One value has an infinite interval.
     """
-    n = len(values)
-    level = nominal_levels(looks)[n - 1] if looks else 0.05
-    half = t_quantile(level, n - 1) * np.std(values, ddof=1) / n**0.5 if n > 1 else np.inf
-    return float(np.mean(values)), float(half)
+    return interval(values, nominal_levels(looks)[len(values) - 1] if looks else 0.05)
 
 
 def with_interval(values: Sequence[float], form: str = "+.3f") -> str:
@@ -275,7 +258,8 @@ def row_of(name: str, curves: Curves, baseline: str) -> list[str]:
 def draw(curves: Curves, found: Mapping[str, tuple[float, float]], baseline: str, output: Path) -> None:
     """Draw mean accuracy along each axis of `axes_of`, every seed as a thin line; then the differences in area of
     `found`, means and half intervals."""
-    colors, axes = run_colors(list(curves)), axes_of(curves)
+    axes = axes_of(curves)
+    colors = {name: f"C{place}" for place, name in enumerate(curves)}
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5 * (len(axes) + bool(found)), 4.6), layout="constrained")
         panels = figure.subplots(1, len(axes) + bool(found), squeeze=False)[0]
@@ -293,7 +277,7 @@ def draw(curves: Curves, found: Mapping[str, tuple[float, float]], baseline: str
             panels[-1].axvline(0, color="#444444", linewidth=1)
             panels[-1].set(xlabel=f"area minus {baseline}'s, points (95 % for all looks together)")
         named = [line for line in panels[0].get_lines() if line.get_label() in curves]
-        legend_above(figure, named, most_columns=6, fontsize=11)
+        figure.legend(handles=named, loc="outside upper center", ncols=5)
         with replacing(output) as temporary:
             figure.savefig(temporary, format="png", dpi=130)
 

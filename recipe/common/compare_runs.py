@@ -26,8 +26,6 @@ ROOT = Path(__file__).resolve().parents[2]
 T, R = TypeVar("T"), TypeVar("R")
 RUNNING: set[subprocess.Popen] = set()
 KT = "actor_rollout_ref.rollout.kt"
-HATO = ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"]
-SEARCH = ["recipe/arpo/run_search_task_cpu.sh"]
 # script of the small tasks for methods that do not name one
 EXPLORE = ["recipe/common/run_explore.sh", "update=tree"]
 # the paper's: share of the run -> share of responses that come from trees from then on
@@ -49,17 +47,10 @@ METHODS = {
     # `command_of` adds the paper's schedule, scaled to the run's length
     "latr": ["recipe/latr/run_countdown_cpu.sh"],
     # Identical steps are merged, so a tree has fewer leaves than n: about half as many tokens as 8 responses.
-    "hato": HATO,
+    "hato": ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"],
     "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
-    # SmolLM2-135M on word problems; these scripts support no other task
-    "grpo-smollm2": ["recipe/common/run_smollm2_cpu.sh"],
-    "latr-smollm2": ["recipe/latr/run_smollm2_cpu.sh"],
-    "hapo-smollm2": ["recipe/hapo/run_smollm2_cpu.sh"],
-    "hato-smollm2": ["recipe/hato/run_smollm2_cpu.sh"],
-    "combination-smollm2": ["recipe/common/run_smollm2_combination_cpu.sh"],
-    "grpo-tools": SEARCH,
-    "arpo": SEARCH,
-    "aepo": SEARCH,
+    "arpo": ["recipe/arpo/run_search_task_cpu.sh"],
+    "aepo": ["recipe/arpo/run_search_task_cpu.sh"],
     "eptree": ["tree=eptree", "credit=treerl", "actor_rollout_ref.rollout.n=8"]
     + [f"actor_rollout_ref.rollout.custom.eptree.{key}" for key in ("M=2", "N=3", "L=1", "T=1")],
 }
@@ -72,12 +63,8 @@ def scripts() -> dict[str, list[str]]:
 
 
 def overrides_of(method: str, task: str = "walk") -> list[str]:
-    """Return a method's overrides, from the first of these places that has any.
-
-    1. the text after `NAME:`
-    2. the entry of METHODS with the task's suffix, such as `latr-smollm2` for word problems
-    3. the entry NAME of METHODS, if its script trains on this task; a script may be its first element
-    4. the registered tree, sampler, credit and loss of this name
+    """Return a method's overrides: the text after `NAME:`; or the entry of METHODS, which may begin with a script, if
+    that trains on this task; or the registered tree, sampler, credit and loss of this name.
 
     Raises:
         ValueError: there is no method of this name.
@@ -85,9 +72,8 @@ def overrides_of(method: str, task: str = "walk") -> list[str]:
     name, colon, overrides = method.partition(":")
     if colon:
         return shlex.split(overrides)
-    on = parts("task")[task]
-    entry = METHODS.get(f"{name}-{on.suffix}") or METHODS.get(name)
-    if entry and (on.is_small or not entry[0].endswith("run_countdown_cpu.sh")):
+    entry = METHODS.get(name)
+    if entry and (parts("task")[task].is_small or not entry[0].endswith("run_countdown_cpu.sh")):
         return entry
     named = [f"{kind}={name}" for kind in ("tree", "sampler", "credit", "loss") if name in parts(kind)]
     if not named:
@@ -106,7 +92,9 @@ def command_of(method: str, steps: int, task: str = "walk") -> list[str]:
     if method != "latr":
         return command
     shares = ", ".join(f"{round(begun * steps)}: {share}" for begun, share in LATR_SCHEDULE.items())
-    return [*command, f"~{KT}.mix_ratio_schedule", f"+{KT}.mix_ratio_schedule={{{shares}}}"]
+    # LATR's own script has a schedule, and the tree alone has none
+    replaced = [f"~{KT}.mix_ratio_schedule"] if command == METHODS["latr"] else []
+    return [*command, *replaced, f"+{KT}.mix_ratio_schedule={{{shares}}}"]
 
 
 def environment_of(method: str, task: str) -> dict[str, str]:

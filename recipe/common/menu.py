@@ -1,8 +1,8 @@
 """Prints the parts that make up a run, their requirements, and the parts that each recipe chooses.
 
-    python -m recipe.common.menu           everything
-    python -m recipe.common.menu latr      the recipes of a folder
-    python -m recipe.common.menu tree=latr the values that a choice sets, and its keys
+    python -m recipe.common.menu             everything
+    python -m recipe.common.menu tree=latr   the values that a choice sets, and its keys
+    python -m recipe.common.menu evaluation  the benchmarks, and where to get each
 
 Tasks, trees, samplers, credits and losses come from the registry (verl.utils.parts); the choices of the other parts,
 the recipes and task=none are the YAML files in recipe/*/config/<part>.
@@ -17,6 +17,8 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from verl.evaluation.questions.benchmarks import find_benchmark
+from verl.evaluation.scores.scoring import find_scoring
 from verl.utils.parts import KINDS, parts
 
 CONFIG = Path(__file__).parent / "config"
@@ -87,8 +89,10 @@ def _in_words(chosen: dict[str, str]) -> str:
 
 def about_choice(part: str, choice: str) -> str:
     """Return the config values that a choice sets, and the documentation of its keys."""
+    if part == "evaluation":
+        return about_benchmark(choice)
     if part not in PARTS:
-        raise ValueError(f"{part}: expected one of {', '.join(PARTS)}")
+        raise ValueError(f"{part}: expected one of {', '.join(PARTS)}, evaluation")
     if (file := choice_files(part).get(choice)) is not None:
         return file.read_text()
     if part not in KINDS or choice not in parts(part):
@@ -101,24 +105,30 @@ def about_choice(part: str, choice: str) -> str:
     return f"{text}\n{inspect.getdoc(keys)}\n\nDefaults:\n{textwrap.indent(defaults, '    ')}"
 
 
+def about_benchmark(name: str) -> str:
+    """Return where to get a benchmark, which fields it has, and how it is asked and scored."""
+    benchmark = find_benchmark(name)
+    lines = [f"evaluation={name}: {benchmark.title}", f"  get      {benchmark.get}", f"  fields   {benchmark.fields()}"]
+    scoring = f"{benchmark.scoring}: {find_scoring(benchmark.scoring).about}"
+    lines += [f"  asked    {benchmark.style}, scored by {scoring}"]
+    lines += [f"  left out {reason}" for reason in benchmark.left_out]
+    return "\n".join(lines + [f"  note     {benchmark.note}"] * bool(benchmark.note))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", help="a folder of recipes, or a choice such as tree=latr")
-    name = parser.parse_args().name
-    if name is None:
-        print(menu())
-    elif "=" in name:
-        try:
-            print(about_choice(*name.split("=", 1)))
-        except ValueError as error:
-            raise SystemExit(f"error: {error}") from None
-    else:
-        folders = {file: file.parts[-4] for file in choice_files("recipe").values()}
-        if name not in folders.values():
-            raise SystemExit(f"no recipe {name}; known: {', '.join(sorted(set(folders.values())))}")
-        for file, folder in folders.items():
-            if folder == name:
-                print(f"recipe={file.stem} {_in_words(recipe_parts(file.stem))}")
+    parser.add_argument("choice", nargs="?", help="such as tree=latr; `evaluation` lists the benchmarks")
+    choice = parser.parse_args().choice
+    try:
+        if choice is None:
+            print(menu())
+        elif choice == "evaluation":
+            print(*map(about_benchmark, parts("evaluation")), sep="\n")
+        else:
+            part, _, name = choice.partition("=")
+            print(about_choice(part, name))
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 if __name__ == "__main__":

@@ -6,16 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.common.tiny_model import write_tiny_model
 from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from tests.forked import as_in_a_run
-from verl.utils.entropy_estimate import entropies_of
 from verl.utils.parts import parts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,25 +36,11 @@ def explore(inputs, *overrides: str, **variables: str) -> subprocess.CompletedPr
     return subprocess.run([*command, *overrides], **options)
 
 
-def first_entropy(inputs) -> float:
-    """Mean over all prompts of the entropy of the response's first token, as the 20 most likely ones tell."""
-    model = AutoModelForCausalLM.from_pretrained(inputs / "model", dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(inputs / "model")
-    entropies = []
-    for messages in pd.read_parquet(inputs / "test.parquet")["prompt"]:
-        options = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": False}
-        ids = tokenizer.apply_chat_template(list(messages), **options)
-        with torch.no_grad():
-            top = model(ids).logits[0, -1].log_softmax(-1).topk(20).values
-        entropies.append(entropies_of(top[None].numpy(), len(tokenizer))[0])
-    return float(np.mean(entropies))
-
-
 def test_the_whole_script(inputs):
     done = explore(inputs, "prompts=8", "n=4", "temperatures=[1.0]", "seed=1")
     assert done.returncode == 0, done.stderr[-3000:]
     stem = inputs / f"out/model/explore_{inputs.name}_test_seed1"
-    files = [f"{stem}.{suffix}" for suffix in ("md", "json", "png")]
+    files = [f"{stem}.{suffix}" for suffix in ("md", "json")]
     lines = done.stdout.splitlines()
     assert lines[-1] == f"written: {', '.join(files)}" and all(map(os.path.getsize, files))
     assert lines[-2].startswith("actor_rollout_ref.rollout.kt.prob_filter_abs_thres=")
@@ -71,8 +53,6 @@ def test_the_whole_script(inputs):
     # an untrained model: four responses of up to 12 tokens, of which hardly any two begin alike
     assert 12 < rows["plain T=1.0"]["tokens"] <= 48 and rows["plain T=1.0"]["accuracy"] < 0.5
     assert rows["over_generation"]["tokens"] == pytest.approx(2 * rows["plain T=1.0"]["tokens"], rel=0.5)
-    for row in rows.values():
-        assert row["entropy_by_position"][0] == [0, pytest.approx(first_entropy(inputs), abs=1e-3)]
 
 
 def test_a_dry_run_starts_nothing(inputs):

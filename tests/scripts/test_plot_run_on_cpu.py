@@ -10,12 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from recipe.common.reporting.run_metrics import (
-    load_metrics,
-    phase_seconds,
-    plot_runs,
-    validation_accuracy,
-)
+from recipe.common.reporting.run_metrics import CURVES, load_metrics, phase_seconds, plot_runs, validation_accuracy
 from tests.scripts.loading import load_script
 
 
@@ -146,30 +141,19 @@ def texts_of(picture: Path) -> set[str]:
     return set(re.findall(r"<!-- (.*?) -->", picture.read_text()))
 
 
-TITLES = {"Training reward", "Validation accuracy", "Entropy", "Response length", "Clip fraction", "Time per phase"}
-SFT_TITLES = {"Training loss", "Gradient norm", "Learning rate"}
-
-
 @pytest.mark.parametrize(
     ("values", "panels"),
     [
-        ({"actor__entropy": 1.0, "actor__pg_clipfrac": None}, {"Entropy"}),
-        ({"train__loss": 0.5, "train__lr": 1e-3}, {"Training loss", "Learning rate"}),
+        ({"actor__entropy": 1.0, "actor__pg_clipfrac": None}, {"Entropy (nats)"}),
+        ({"train__loss": 0.5, "train__lr": 1e-3}, {"Training loss (nats)", "Learning rate"}),
+        ({"val-core__walk__acc__mean@8": 0.5, "timing_s__gen": 1}, {"Validation accuracy: walk", "Time per phase"}),
     ],
 )
 def test_panels_are_those_with_data(tmp_path, values, panels):
     metrics = load_metrics(write_run(tmp_path, [record(step, **values) for step in range(1, 4)]))
     shown = texts_of(plot_runs({"run": metrics}, tmp_path / "deep" / "c.svg"))
-    assert shown & (TITLES | SFT_TITLES) == panels and not any("not recorded" in text for text in shown)
-
-
-def test_a_run_without_a_metric_that_another_has_is_named(tmp_path):
-    whole = load_metrics(write_run(tmp_path / "whole", a_run()))
-    unvalidated = whole.drop(columns="val-core/countdown/acc/mean@8")
-    shown = texts_of(plot_runs({"whole": whole, "unvalidated": unvalidated}, tmp_path / "c.svg"))
-    assert shown & (TITLES | SFT_TITLES) == TITLES
-    assert [text for text in shown if "not recorded" in text] == ["not recorded: unvalidated"]
-    assert "Validation accuracy" not in texts_of(plot_runs({"unvalidated": unvalidated}, tmp_path / "d.svg"))
+    titles = {*CURVES, "Validation accuracy: walk", "Time per phase"}
+    assert shown & titles == panels and "run" in shown
 
 
 def test_nothing_to_draw_is_an_error(tmp_path):
@@ -180,13 +164,11 @@ def test_nothing_to_draw_is_an_error(tmp_path):
 def test_labels(tmp_path):
     plot_run = load_script("plot_run")
     runs = [write_run(tmp_path / name, a_run(3)) for name in ("x/grpo", "y/grpo", "z/hapo")]
-    runs.append(write_run(tmp_path, a_run(3), "latr.jsonl") / "latr.jsonl")
-    assert plot_run.run_labels(runs, None) == ["x/grpo", "y/grpo", "hapo", "latr"]
+    assert plot_run.run_labels([runs[0], runs[2] / "metrics.jsonl"], None) == ["grpo", "hapo"]
     assert plot_run.run_labels(runs[:2], "A, B") == ["A", "B"]
-    with pytest.raises(ValueError, match=r"2 labels .* for 4 runs"):
-        plot_run.run_labels(runs, "a,b")
-    with pytest.raises(ValueError, match="'a' stands for several runs"):
-        plot_run.run_labels(runs[:2], "a,a")
+    for names in (None, "a,b", "a,a,b"):
+        with pytest.raises(ValueError, match="3 runs have the labels .*: give each its own"):
+            plot_run.run_labels(runs, names)
 
 
 @pytest.mark.parametrize(

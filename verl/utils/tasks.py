@@ -28,7 +28,6 @@ class Task(Part):
     # run script and overrides with which recipe/common/run_compare.sh trains a method that names no script; empty for a
     # task with a `small.sh`, which has the script of all such tasks
     script: tuple[str, ...] = ()
-    suffix: str = ""  # end of the names of the methods in recipe/common/compare_runs.py that are for this task alone
     # lengths of prompts and responses in scripts/explore.sh on a CPU; None for those of `hardware=cpu`
     cpu_lengths: tuple[int, int] | None = None
 

@@ -14,26 +14,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from recipe.common.reporting.comparison import PASS_AT_1, interval
 from recipe.common.reporting.run_metrics import WARM_UP_STEPS, generated_tokens, load_metrics
-from verl.evaluation.scores.results import EvalResult, parse_result_lines
+from verl.evaluation.scores.results import pass_at_1, read_result_log
 
 HEADER = ("model", "Pass@1 (95 % interval)", "tokens generated", "tokens the update computed", "seconds a step")
 SHARES = ("perf/unique_token_share", "perf/trained_token_share")
-
-
-def read_result(log: Path) -> EvalResult:
-    """Return the last result of an evaluation's log."""
-    results = parse_result_lines(log.read_text(encoding="utf-8", errors="replace").split("\n"), source=str(log))
-    if not results:
-        raise ValueError(f"{log}: expected a line RESULT {{json}}, which an evaluation that has ended writes")
-    return results[-1]
-
-
-def score(result: EvalResult) -> str:
-    """Return Pass@1 and its interval, if there is one, such as `0.450 (0.380 to 0.520)`."""
-    ends = interval(result.metrics, PASS_AT_1)
-    return f"{result.metrics[PASS_AT_1]:.3f}" + (f" ({ends[0]:.3f} to {ends[1]:.3f})" if ends else "")
 
 
 def computed_share(metrics: pd.DataFrame) -> float:
@@ -66,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     rows: list[tuple[str, ...]] = [HEADER]
     try:
         for name, log, run in options.model:
-            rows.append((name, score(read_result(Path(log))), *costs(load_metrics(run))))
+            rows.append((name, pass_at_1(read_result_log(Path(log))[-1].metrics), *costs(load_metrics(run))))
     except (OSError, ValueError) as error:
         sys.exit(f"score_and_cost: {error}")
     print(aligned(rows))

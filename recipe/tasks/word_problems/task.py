@@ -6,6 +6,5 @@ register_task(
     "word_problems",
     "Word problems: arithmetic in English with one to three operations",
     script=("recipe/common/run_smollm2_cpu.sh",),
-    suffix="smollm2",
     cpu_lengths=(128, 64),
 )

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from statistics import fmean
 
 import pytest
 
@@ -11,7 +10,6 @@ from verl.evaluation.exploration.table import (
     Certainty,
     SampledGroup,
     Trajectory,
-    entropy_curve,
     measure_groups,
     summary,
     unique_share,
@@ -82,10 +80,7 @@ def test_unique_share_is_that_of_different_prefixes():
     assert unique_share(groups) == pytest.approx(unique / held)
 
 
-def test_entropy_along_the_response_leaves_tools_out():
+def test_the_entropy_leaves_tools_out():
     rows = [trajectory([1, 2, 3, 4], True, "", [0.0, 1.0, None, 4.0]), trajectory([1, 2], True, "", [2.0, 3.0])]
     groups = [SampledGroup([1], rows[:1], 0), SampledGroup([1], rows[1:], 0)]
-    assert entropy_curve(groups) == [(0.0, 1.0), (1.0, 2.0), (3.0, 4.0)]
-    # stretches of two tokens, with their middles
-    assert entropy_curve(groups, most_points=2) == [(0.5, fmean([0, 1, 2, 3])), (2.5, 4.0)]
     assert measure_groups(groups, 1)["entropy"] == pytest.approx((0 + 1 + 4 + 2 + 3) / 5)

@@ -5,7 +5,6 @@ import pytest
 from recipe.tasks.deep_research.reward import rule_of
 from tests.evaluation.questions.layouts import LAYOUTS, gaia_row, read, verl_row, write
 from tests.tables import table
-from verl.evaluation.__main__ import main
 from verl.evaluation.questions.benchmarks import find_benchmark
 from verl.evaluation.questions.loading import REPEATED, read_questions
 from verl.evaluation.questions.prompts import BOXED_INSTRUCTION, STYLES, to_messages, tool_instruction
@@ -137,18 +136,3 @@ def test_prompts_by_style():
     assert to_messages("q?", "boxed", system="Mine.")[0] == {"role": "system", "content": "Mine."}
     assert "<search>…</search>" in tool_instruction() and "<python>…</python>" in tool_instruction()
     assert "calls the tool maps" in tool_instruction(["maps"]) and "call tools" not in tool_instruction([])
-
-
-def test_the_list_tells_where_every_set_is(capsys):
-    main([])
-    told = capsys.readouterr().out
-    for name, benchmark in parts("evaluation").items():
-        assert f"{name}: {benchmark.title}" in told and benchmark.get in told and benchmark.fields() in told
-
-
-def test_files_are_checked_from_the_command_line(tmp_path, capsys):
-    path = write(tmp_path / "metadata.parquet", [gaia_row(0), gaia_row(1, file_name="x.pdf")])
-    main(["gaia", str(path)])
-    assert "1 questions; left out: {'comes with a file': 1}" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="error: no benchmark"):
-        main(["gaya"])

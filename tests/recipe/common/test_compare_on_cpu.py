@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
+from benchmarks.report import t_quantile
 from recipe.common import compare
 from recipe.common.compare import (
     Comparison,
@@ -24,7 +25,6 @@ from recipe.common.compare import (
     nominal_levels,
     row_of,
     still_in,
-    t_quantile,
     with_interval,
 )
 from recipe.common.compare_runs import area, command_of, curve_of, in_parallel, overrides_of
@@ -94,10 +94,15 @@ def test_a_method_is_a_name_of_parts_or_a_list_of_overrides():
     assert overrides_of("tree_grpo") == ["tree=tree_grpo", "credit=tree_grpo"], "the parts of this name"
     assert overrides_of("mine: tree=eptree 'data.seed=1'") == ["tree=eptree", "data.seed=1"]
     assert command_of("hapo", 10, "walk") == ["recipe/hapo/run_countdown_cpu.sh"]
-    assert command_of("hapo", 10, "word_problems") == ["recipe/hapo/run_smollm2_cpu.sh"]
+    assert command_of("mine: recipe/hapo/run_smollm2_cpu.sh", 10, "word_problems") == ["recipe/hapo/run_smollm2_cpu.sh"]
     # its script knows no tools
     assert command_of("hapo", 10, "search_task") == [*command_of("arpo", 10, "search_task"), "credit=hapo", "loss=hapo"]
+    assert command_of("grpo", 10, "search_task") == [*command_of("arpo", 10, "search_task"), "credit=grpo"]
     assert command_of("grpo", 10, "countdown")[0] == "recipe/common/run_explore.sh"
+    schedule = "actor_rollout_ref.rollout.kt.mix_ratio_schedule"
+    shares = f"+{schedule}={{0: 1.0, 1: 0.75, 2: 0.5, 8: 0.25, 20: 0.0}}"
+    assert command_of("latr", 50, "countdown") == ["recipe/latr/run_countdown_cpu.sh", f"~{schedule}", shares]
+    assert command_of("latr", 50, "word_problems")[1:] == ["tree=latr", shares]
     with pytest.raises(ValueError, match="there is no method hapoo: choose one of grpo, "):
         overrides_of("hapoo")
 

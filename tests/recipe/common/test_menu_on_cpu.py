@@ -1,16 +1,11 @@
 """The menu names every part that there is, and recipes are made of parts that exist."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.common.menu import CONFIG, PARTS, about_choice, choices, menu, recipe_parts
+from recipe.common.menu import CONFIG, PARTS, about_choice, choices, main, menu, recipe_parts
 from tests.recipe.common.explore import explore
-
-ROOT = Path(__file__).resolve().parents[3]
+from verl.utils.parts import parts
 
 
 def test_every_choice_is_there_and_described():
@@ -61,12 +56,26 @@ def test_a_choice_tells_what_it_sets_and_what_its_keys_mean():
             about_choice(part, choice)
 
 
-@pytest.mark.parametrize(("argument", "code"), [("latr", 0), ("nobody", 1)])
-def test_the_command_for_a_single_recipe(argument, code):
-    command = [sys.executable, "-m", "recipe.common.menu", argument]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == code
-    if code:
-        assert "no recipe nobody; known: arpo, common, hapo, hato, latr" in done.stderr
-    else:
-        assert done.stdout.splitlines() == ["recipe=latr tree=kt", "recipe=latr_math task=math tree=kt"]
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        ([], ["tree: which tokens are generated?"]),
+        (["tree=latr"], ["Defaults:"]),
+        (["evaluation=gaia"], ["evaluation=gaia: ", parts("evaluation")["gaia"].get, "scored by judge: "]),
+        (["evaluation"], [f"evaluation={name}: {each.title}" for name, each in parts("evaluation").items()]),
+    ],
+)
+def test_the_command(monkeypatch, capsys, arguments, texts):
+    monkeypatch.setattr("sys.argv", ["menu", *arguments])
+    main()
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"), [("latr", "latr: expected"), ("evaluation=gaya", "no benchmark 'gaya'")]
+)
+def test_an_unknown_choice_is_named(monkeypatch, argument, message):
+    monkeypatch.setattr("sys.argv", ["menu", argument])
+    with pytest.raises(SystemExit, match=f"error: {message}"):
+        main()

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks.fsdp2_step import CASE, make_data, make_engine, mini_batch, run, write_model
+from tests.workers.engine.engine_case import CASE, make_data, make_engine, mini_batch, run, write_model
 
 pytestmark = pytest.mark.slow
 

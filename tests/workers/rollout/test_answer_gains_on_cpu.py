@@ -1,12 +1,15 @@
-"""Gains of the reference answer's likelihood: of toy trees by hand, and as HATO's local reward."""
+"""The reference answer's likelihood on a real tokenizer and model, and its gains: of toy trees by hand."""
 
 import asyncio
 import math
 
+import numpy as np
 import pytest
+import torch
 
 from recipe.common.tree import Policy as Plain
 from tests.configs import composed
+from tests.evaluation.exploration.random_model import model_and_tokenizer
 from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine
 from verl.workers.config.explore import needs_answers
 from verl.workers.rollout.answer_likelihood import (
@@ -14,8 +17,11 @@ from verl.workers.rollout.answer_likelihood import (
     CLOSING_WITH_TOOLS,
     AnswerLikelihood,
     answer_gains,
+    answer_tokens,
     closing_text,
+    reference_answers,
 )
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.trajectory_tree import TOOL, Segment, SegmentInfo, TrajectoryTree
 from verl.workers.rollout.tree_builder import grow
 
@@ -27,6 +33,47 @@ class Letter:
 
     def encode(self, text, add_special_tokens=False):
         return [ord(letter) - ord("a") for letter in text]
+
+
+def test_references_are_answers_and_no_descriptions_of_tasks():
+    def references(truth) -> list[str]:
+        return reference_answers({"reward_model": {"ground_truth": truth}})
+
+    assert references("42") == ["42"] and references(1912) == ["1912"]
+    assert references(np.array(["Paris", "Lutetia"])) == ["Paris", "Lutetia"]
+    for truth in ({"target": 9, "numbers": [1, 2]}, '{"target": 9, "numbers": [1]}', None, ""):
+        with pytest.raises(ValueError, match="ground_truth"):
+            references(truth)
+
+
+class Words:
+    """A tokenizer of words, of which " is 4" is one."""
+
+    def encode(self, text, add_special_tokens=False):
+        return [hash(word) for word in text.replace(" is 4", "| is 4|").replace(" ", "| ").split("|") if word.strip()]
+
+
+def test_a_token_with_the_end_of_the_closing_text_belongs_to_the_answer():
+    closing, answer = answer_tokens(Words(), " it is ", "5")
+    assert closing == Words().encode(" it is") and answer == [hash(" 5")]
+    _, tokenizer = model_and_tokenizer()
+    closing, answer = answer_tokens(tokenizer, " The answer is ", "17")
+    assert tokenizer.decode([*closing, *answer]) == " The answer is 17" and answer
+    assert answer_tokens(tokenizer, "", "17") == ([], tokenizer.encode("17", add_special_tokens=False))
+
+
+def test_the_likelihood_is_the_models_of_the_most_likely_reference():
+    model, tokenizer = model_and_tokenizer()
+    before = tokenizer.encode("2 + 3 = ?", add_special_tokens=False)
+    of_answer = AnswerLikelihood(TransformersEngine(model).score, tokenizer, " = ", ["5", "seven"])
+    opening = [*before, *tokenizer.encode(" = ", add_special_tokens=False)]
+    each = []
+    for text in ("5", "seven"):
+        tokens = [*opening, *tokenizer.encode(text, add_special_tokens=False)]
+        with torch.no_grad():
+            log_probs = model(torch.tensor([tokens])).logits[0].double().log_softmax(-1)
+        each.append(np.mean([float(log_probs[i - 1, tokens[i]]) for i in range(len(opening), len(tokens))]))
+    assert asyncio.run(of_answer.log_prob(before)) == pytest.approx(max(each), abs=1e-4)
 
 
 def likelihood(score, answers=("c",)) -> AnswerLikelihood:

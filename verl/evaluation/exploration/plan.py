@@ -4,7 +4,6 @@ The diagnosis's own keys are in recipe/common/config/diagnosis.yaml. Keys that a
 and the reward, have the same names as in a training run.
 """
 
-import inspect
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from verl.trainer.ppo.reward import get_custom_reward_fn
 
 from verl.evaluation.questions.prompts import prompt_ids_of
 from verl.trainer.checks.model.settings import check_context, check_cpu_attention, model_json
@@ -22,9 +20,7 @@ from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.checks.preflight import check_model_path
 from verl.trainer.checks.rows import check_data_files, check_reward_rows
 from verl.trainer.checks.settle import settle
-from verl.utils.data_files import extra_info_of
 from verl.utils.parts import parts
-from verl.utils.reward_score import default_compute_score
 from verl.workers.config.keys import read_keys
 from verl.workers.rollout.run_environment import changes_contexts
 
@@ -84,7 +80,6 @@ def exploration_plan(config: DictConfig) -> ExplorationPlan:
     trust = config.actor_rollout_ref.model.get("trust_remote_code", False)
     tokenizer = AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path, trust_remote_code=trust)
     rows = pq.read_table(config.data.val_files).to_pylist()
-    _check_reward(config, rows)
     return ExplorationPlan(config, tokenizer, *_prompts(config, tokenizer, rows), policies)
 
 
@@ -143,24 +138,6 @@ def changed_config(config: DictConfig, changes: Mapping) -> DictConfig:
     if changes_contexts(changed):
         raise ValueError("environment.thinking=dropped and max_context are not diagnosed: leave them out")
     return changed
-
-
-def _check_reward(config: DictConfig, rows: Sequence[dict]) -> None:
-    """Score an empty response to the first row of each data source."""
-    score = get_custom_reward_fn(config) or default_compute_score
-    if inspect.iscoroutinefunction(score):
-        return  # An asynchronous reward may need a server that does not run yet.
-    first = {row["data_source"]: number for number, row in reversed(list(enumerate(rows)))}
-    for source, number in first.items():
-        row = rows[number]
-        about = {"ground_truth": row["reward_model"]["ground_truth"], "extra_info": extra_info_of(row)}
-        try:
-            score(data_source=source, solution_str="", **about)
-        except Exception as error:
-            raise ValueError(
-                f"{config.data.val_files}: row {number}, data_source={source}: the reward function failed "
-                f"({type(error).__name__}: {error}); choose another by task=… or reward.custom_reward_function.path=…"
-            ) from error
 
 
 def prompt_ids(

@@ -18,7 +18,6 @@ from tqdm import tqdm
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
-from verl.evaluation.exploration.likelihoods import likelihood_rows, references_by_prompt
 from verl.evaluation.exploration.plan import ExplorationPlan, Prompt, prompt_ids
 from verl.evaluation.exploration.table import (
     Certainty,
@@ -28,7 +27,6 @@ from verl.evaluation.exploration.table import (
     summary,
 )
 from verl.utils.parts import parts
-from verl.workers.rollout.answer_likelihood import closing_text
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine, gather_or_cancel
 from verl.workers.rollout.engines.local_vllm import VLLMEngine
 from verl.workers.rollout.prompt_task import PromptTask
@@ -132,16 +130,6 @@ class Diagnosis:
         seconds = time.perf_counter() - started
         return [await self._group(rollout, *each) for each in grown], seconds
 
-    async def likelihoods(self, samples: Sequence[SampledGroup]) -> list[dict[str, Any]]:
-        """Return the rows of `likelihood_rows` for the plain samples; no rows if `answer_likelihood` is off or the data
-        have no reference answers."""
-        references = references_by_prompt([prompt.about for prompt in self.plan.prompts])
-        if not self.plan.config.answer_likelihood or references is None:
-            return []
-        self.bar.set_description("answer likelihood")
-        closing = closing_text(self.plan.config)
-        return await likelihood_rows(self.engine, self.plan.tokenizer, closing, samples, references, self.bar)
-
     async def warm_up(self) -> None:
         """Generate two tokens, so that one-time costs of the engine do not count as the first policy's time."""
         await Recorder(self.engine).generate(GenerationRequest(self.plan.prompts[0].ids, 2, (), seed=0))
@@ -179,8 +167,8 @@ class Diagnosis:
 
 async def diagnose(plan: ExplorationPlan, engine: RolloutEngine) -> dict[str, Any]:
     """Run a diagnosis and return its results in JSON's types: `rows` as `table.summary` makes them; `proposals`, each
-    with `policy`, `overrides` and the `expected` effect; `answer_likelihood`, the rows of `likelihood_rows`; and
-    `solve_rates`, a pair (row number, share of right plain samples at the run's own temperature) for each prompt."""
+    with `policy`, `overrides` and the `expected` effect; and `solve_rates`, a pair (row number, share of right plain
+    samples at the run's own temperature) for each prompt."""
     with tqdm(total=len(plan.policies) * len(plan.prompts), unit="prompt") as bar:
         diagnosis = Diagnosis(plan, engine, bar)
         try:
@@ -211,8 +199,7 @@ async def _all_rows(plan: ExplorationPlan, diagnosis: Diagnosis) -> dict[str, An
         (prompt.number, fmean(trajectory.right for trajectory in group.trajectories))
         for prompt, group in zip(plan.prompts, samples, strict=True)
     ]
-    likelihoods = await diagnosis.likelihoods(samples)
-    return {"rows": rows, "proposals": proposals, "answer_likelihood": likelihoods, "solve_rates": solve_rates}
+    return {"rows": rows, "proposals": proposals, "solve_rates": solve_rates}
 
 
 def run(plan: ExplorationPlan) -> dict[str, Any]:

@@ -15,11 +15,6 @@ from typing import Any, NamedTuple
 from verl.evaluation.scores.metrics import with_interval
 from verl.workers.rollout.trajectory_tree import tree_of_rows
 
-# largest number of points of a curve over the positions of a response
-CURVE_POINTS = 60
-# Positions that a smaller share of the trajectories reaches are left out, as a few odd responses would make the curve.
-REACHED = 0.05
-
 
 class Certainty(NamedTuple):
     """The model's distribution (T = 1) at a token: its entropy in nats, and the two highest probabilities."""
@@ -93,28 +88,9 @@ def unique_share(groups: Sequence[SampledGroup]) -> float:
     return unique / held
 
 
-def entropy_curve(groups: Sequence[SampledGroup], most_points: int = CURVE_POINTS) -> list[tuple[float, float]]:
-    """Return (position, mean entropy in nats) along the response, for positions at which at least the share `REACHED`
-    of the trajectories has a token of the model.
-
-    Long responses are cut into at most `most_points` stretches of equal length, whose middles are the positions.
-    """
-    rows = [trajectory.steps for group in groups for trajectory in group.trajectories]
-    longest = sorted(map(len, rows), reverse=True)[math.ceil(REACHED * len(rows)) - 1]
-    rows, width = [steps[:longest] for steps in rows], -(-longest // most_points)
-    sums: dict[int, list[float]] = {}
-    for steps in rows:
-        for position, step in enumerate(steps):
-            if step is not None:
-                sums.setdefault(position // width, []).append(step.entropy)
-    enough = {at: values for at, values in sums.items() if len(values) >= REACHED * len(rows)}
-    return [(at * width + (width - 1) / 2, fmean(values)) for at, values in sorted(enough.items())]
-
-
 def summary(name: str, groups: Sequence[SampledGroup], n: int, seconds: float) -> dict[str, Any]:
-    """Return a row of the table with its entropy curve, in JSON's types."""
-    numbers = measure_groups(groups, n) | {"seconds": seconds}
-    return {"policy": name, **numbers, "entropy_by_position": entropy_curve(groups)}
+    """Return a row of the table, in JSON's types."""
+    return {"policy": name, **measure_groups(groups, n), "seconds": seconds}
 
 
 class Proposal(NamedTuple):

@@ -9,7 +9,7 @@ An evaluation log is free text for people. Each dataset's numbers are also on a 
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from verl.utils.atomic_files import replacing
 PREFIX = "RESULT "
 # endings that make a metric's name into the name of an end of its interval
 INTERVAL_ENDS = ("-Low", "-High")
+PASS_AT_1 = "Acc-Pass@1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,14 @@ def format_result_lines(results: Iterable[EvalResult]) -> list[str]:
     return lines
 
 
+def pass_at_1(metrics: Mapping[str, float]) -> str:
+    """Return Pass@1 and its interval, if there is one, such as `0.450 (0.380 to 0.520)`; empty without Pass@1."""
+    if PASS_AT_1 not in metrics:
+        return ""
+    ends = [f"{metrics[PASS_AT_1 + end]:.3f}" for end in INTERVAL_ENDS if PASS_AT_1 + end in metrics]
+    return f"{metrics[PASS_AT_1]:.3f}" + (f" ({' to '.join(ends)})" if ends else "")
+
+
 def parse_result_lines(lines: Iterable[str], source: str = "log") -> list[EvalResult]:
     """Return the results in a log, in order; every line that does not start with `RESULT {` is free text."""
     results = []
@@ -72,6 +81,14 @@ def parse_result_lines(lines: Iterable[str], source: str = "log") -> list[EvalRe
                 results.append(EvalResult(**json.loads(line.removeprefix(PREFIX))))
             except (ValueError, TypeError, AttributeError) as error:
                 raise ValueError(f"{source}, line {number}: bad RESULT line: {error}") from error
+    return results
+
+
+def read_result_log(path: Path) -> list[EvalResult]:
+    """Return the results of an evaluation's log; raise ValueError if it has none."""
+    results = parse_result_lines(path.read_text(encoding="utf-8", errors="replace").split("\n"), source=str(path))
+    if not results:
+        raise ValueError(f"{path}: no lines like RESULT {{json}}: expected the log of an evaluation that has ended")
     return results
 
 

@@ -54,7 +54,7 @@ def test_the_table_tells_scores_and_costs(tmp_path, capsys):
 
 def test_a_log_without_a_result_is_named(tmp_path):
     (tmp_path / "eval.log").write_text("killed\n")
-    with pytest.raises(SystemExit, match=r"eval\.log: expected a line RESULT"):
+    with pytest.raises(SystemExit, match=r"eval\.log: no lines like RESULT"):
         main(["--model", "GRPO", str(tmp_path / "eval.log"), str(tmp_path)])
     with pytest.raises(SystemExit, match=r"nothing\.log"):
         main(["--model", "GRPO", str(tmp_path / "nothing.log"), str(tmp_path)])

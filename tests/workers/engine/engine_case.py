@@ -1,21 +1,10 @@
-"""A mini-batch's forward and backward in upstream's FSDP2 engine: rows against their prefix tree, on one rank.
+"""A mini-batch's forward and backward in upstream's FSDP2 engine, by rows or by their prefix tree: ten rows in two
+groups, and a tiny model."""
 
-    python -m benchmarks.fsdp2_step                     # a machine with a GPU and verl
-    VERL_PLATFORM=cpu python -m benchmarks.fsdp2_step   # anywhere
-
-The model is tiny and the mini-batch has ten rows in two groups: this shows that both ways compute the same, not how
-fast they are. It prints each way's loss and the difference of the gradients, relative to the gradient's norm; in
-bfloat16 this comes from rounding. If the difference is larger than rounding explains, the exit code is 1.
-"""
-
-import os
 import random
-import tempfile
 from pathlib import Path
 
 import torch
-
-from benchmarks.report import parser_of, table_lines
 
 CASE = {"loss": "vanilla", "loss_agg_mode": "token-mean", "loss_scale_factor": None}
 CASE |= {"entropy_chunks": False, "temperatures": (0.9,), "max_tokens": 10_000, "checkpointing": False, "dtype": "fp32"}
@@ -193,32 +182,3 @@ def write_model(folder: str | Path) -> None:
                 parameter.mul_(12)
     model.save_pretrained(f"{folder}/model")
     tokenizer.save_pretrained(f"{folder}/model")
-
-
-def main() -> None:
-    parser_of(__doc__).parse_args()
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    os.environ.setdefault("MASTER_PORT", "29511")
-    import torch.distributed as dist
-    import verl.trainer.ppo.core_algos  # noqa: F401 (losses and their fields)
-    from verl.utils.distributed import initialize_global_process_group_ray
-
-    initialize_global_process_group_ray()
-    lines, differences = [], {}
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(folder)
-        for dtype in ("fp32", "bf16"):
-            case = CASE | {"dtype": dtype}
-            rows, tree = (run(*make_engine(folder, case, update), make_data(0, 1, case)) for update in (False, True))
-            change = float((tree["gradient"] - rows["gradient"]).norm() / rows["gradient"].norm())
-            lines.append([dtype, tree["engine"], f"{rows['loss']:.6f}", f"{tree['loss']:.6f}", f"{change:.1e}"])
-            differences[dtype] = change
-    header = ["dtype", "engine", "loss: rows", "loss: tree", "gradient's difference"]
-    print(*table_lines(header, lines), sep="\n")
-    dist.destroy_process_group()
-    if differences["fp32"] > 1e-4 or differences["bf16"] > 0.1:
-        raise SystemExit("error: the engine with the prefix tree computes other gradients than rows")
-
-
-if __name__ == "__main__":
-    main()
