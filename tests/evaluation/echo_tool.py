@@ -1,7 +1,5 @@
 """A tool that says what it was asked."""
 
-import asyncio
-
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolOutput
 
 
@@ -10,7 +8,6 @@ class Echo(BaseTool):
     closed = 0
 
     async def execute(self, content: str, *, timeout: float) -> ToolOutput:
-        await asyncio.sleep(0)  # a tool that awaits stays in this process, where `closed` is counted
         return ToolOutput(f"you asked: {content}")
 
     async def close(self) -> None:

@@ -24,7 +24,7 @@ from verl.utils.moved import present_name
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput, ToolSession, ToolSet
-from verl.workers.rollout.tools.tool_runners import ToolProcess, ToolThread, runs_in_process
+from verl.workers.rollout.tools.tool_runners import ToolThread
 
 logger = logging.getLogger(__name__)
 
@@ -106,12 +106,6 @@ def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool] |
     return cls, params
 
 
-def _made(name: str, instance: Mapping[str, Any]) -> BaseTool | ToolSet:
-    cls, params = tool_class(name, instance)
-    with _named(name):
-        return cls(**params)
-
-
 @dataclass(frozen=True)
 class ToolCall:
     """The outcome of a call."""
@@ -135,7 +129,6 @@ class ToolBox:
         self.config = config
         self.tools: dict[str, BaseTool] = {}
         self._threads: dict[str, ToolThread] = {}  # tag -> thread
-        self._processes: dict[str, ToolProcess] = {}  # tag -> process of a tool that never awaits
         self._places = asyncio.Semaphore(config.max_workers)
         self._group_places: dict[str, asyncio.Semaphore] = {}  # group of tools -> places for its `calls_at_once`
         self._logged: set[tuple[str, str]] = set()
@@ -148,7 +141,9 @@ class ToolBox:
     def _load(self, name: str, instance: Mapping[str, Any]) -> None:
         key = f"{_SECTION}.tool_instances.{name}"
         try:
-            made = _made(name, instance)
+            cls, params = tool_class(name, instance)
+            with _named(name):
+                made = cls(**params)
         except Exception as error:
             if self.config.fail_on_error:
                 raise
@@ -163,8 +158,6 @@ class ToolBox:
             if tool.calls_at_once is not None:
                 self._group_places.setdefault(tool.group, asyncio.Semaphore(tool.calls_at_once))
             self.tools[tag], self._threads[tag] = tool, ToolThread(tool.name)
-            if tool is made and runs_in_process(type(made), instance["class_path"]):
-                self._processes[tag] = ToolProcess(tool.name, _made, (name, dict(instance)))
 
     def selected_by(self, row: Mapping[str, Any]) -> list[str]:
         """Return the tags that a row selects by `extra_info.tool_selection` or a column `tools`, by default all."""
@@ -204,9 +197,8 @@ class ToolBox:
 
     async def _try_start(self, tool: BaseTool) -> tuple[None, ToolError | None]:
         seconds = max(self.config.timeout, START_SECONDS)
-        runner = self._processes.get(tool.trigger_tag, tool)
         try:
-            await self._threads[tool.trigger_tag].run(partial(runner.start, timeout=seconds), seconds)
+            await self._threads[tool.trigger_tag].run(partial(tool.start, timeout=seconds), seconds)
         except ToolError as error:
             return None, error
         except asyncio.TimeoutError:
@@ -228,7 +220,7 @@ class ToolBox:
         """Close what the tools have opened: sandboxes, connections, caches."""
         for tag, tool in self.tools.items():
             try:
-                await self._threads[tag].run(self._processes.get(tag, tool).close, CLOSE_SECONDS)
+                await self._threads[tag].run(tool.close, CLOSE_SECONDS)
             except Exception as error:  # an error here must not hide why the tools are closed, nor keep others open
                 logger.warning(f"tool {tool.name} did not end what it has started: {error!r}")
             finally:
@@ -264,13 +256,9 @@ class ToolBox:
     ) -> tuple[ToolOutput, ToolError | None]:
         """Return the text for the model, and a failed attempt's error; a tool's fault must not end the training."""
         timeout, thread = self.config.timeout, self._threads[tool.trigger_tag]
-        process = None if session else self._processes.get(tool.trigger_tag)
+        execute = partial(tool.execute_in, session) if session else tool.execute
         try:
-            async with process.one_call if process else nullcontext():
-                if process is not None:
-                    await thread.run(process.ready, START_SECONDS)
-                execute = partial(tool.execute_in, session) if session else (process or tool).execute
-                output = await thread.run(partial(execute, content, timeout=timeout), timeout)
+            output = await thread.run(partial(execute, content, timeout=timeout), timeout)
             output = output if isinstance(output, ToolOutput) else ToolOutput(output)
             if not isinstance(output.text, str):
                 raise TypeError(f"{tool.name} returned {output.text!r:.200}, expected a text")
