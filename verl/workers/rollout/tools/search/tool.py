@@ -96,7 +96,12 @@ class SearchTool(BaseTool):
         cache_file = self.cache_file
         if cache_file == NODE_LOCAL:
             cache_file = node_folder() / "search_cache.sqlite"
-        self._cache = SearchCache(cache_file, size_mb=self.cache_size_mb) if cache_file else None
+        self._cache: SearchCache | None = None
+        if cache_file:
+            try:
+                self._cache = SearchCache(cache_file, size_mb=self.cache_size_mb)
+            except sqlite3.Error as error:
+                logger.warning("cache_file=%s is left unused: %s", cache_file, error)
         self._cache_faults: set[str] = set()
         self._client: httpx.AsyncClient | None = None
 
