@@ -86,7 +86,7 @@ def test_a_trajectory_has_one_instance_for_all_its_steps():
     assert len(in_game(game, play).path()) == 5
     metrics = game.metrics([])
     assert game.made == metrics["environment/instances"] == 1
-    assert metrics["environment/copies"] == metrics["environment/replays"] == 0 < metrics["environment/step_seconds"]
+    assert metrics["environment/copies"] == metrics["environment/replays"] == 0
 
 
 def test_branches_of_one_state_are_copies_after_one_replay():
