@@ -112,7 +112,7 @@ def test_the_tool_reads_the_same_from_the_server_as_from_the_corpus(url, corpus,
     async def texts(**params):
         tool = LocalSearchTool(**params)
         try:
-            return [(await tool.execute(query, timeout=30)).text for query in ("otter", "tie", "zebra", "x" * 999)]
+            return [await tool.execute(query, timeout=30) for query in ("otter", "tie", "zebra", "x" * 999)]
         finally:
             await tool.close()
 

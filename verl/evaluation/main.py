@@ -52,7 +52,7 @@ from verl.workers.rollout.chat.template import ChatTemplate, builder_of_model
 from verl.workers.rollout.contexts import ContextRule
 from verl.workers.rollout.engines.interface import end_of_sequence_ids, generation_config_of
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
-from verl.workers.rollout.gym.environment import GymKeys, make_gym
+from verl.workers.rollout.gym.environment import Gym, GymKeys
 from verl.workers.rollout.run_environment import try_gym
 from verl.workers.rollout.tools.environment import Tools
 from verl.workers.rollout.tools.http_json import is_loopback
@@ -177,7 +177,7 @@ def plan_of(config: DictConfig) -> Plan:
     if environment.keys is not None:
         _check_gym(config, environment.keys, questions)
     # What chats, games and rules of contexts put into the context is known only when they run.
-    plain = environment.name == "tools" and not environment.contexts.change_contexts and not tools.describe_in_prompt
+    plain = environment.name == "tools" and not environment.contexts.change_contexts
     rooms = _rooms(config, checkpoint, questions, template) if plain and checkpoint is not None else []
     if rooms and max(rooms) < 1:
         raise ValueError(f"no question fits into the context of {checkpoint.model}: raise server.max_model_len")
@@ -387,7 +387,7 @@ def _environment(plan: Plan, tokenizer, path: str, tools: ToolBox | None) -> Env
     with _as_evaluation_error():
         if keys is not None:
             builder = partial(builder_of_model, tokenizer, path, plan.template)
-            return make_gym(keys, tokenizer, lambda: ChatTemplate(builder(), closes=True))
+            return Gym(keys, ChatTemplate(builder(), closes=True))
         if tools is None:
             return NO_ENVIRONMENT
         if name == "tools":

@@ -129,7 +129,7 @@ def search(corpus, cache_file) -> str:
     async def run():
         tool = LocalSearchTool(corpus=corpus, cache_file=cache_file)
         try:
-            return (await tool.execute("mole", timeout=5)).text.lower()
+            return (await tool.execute("mole", timeout=5)).lower()
         finally:
             await tool.close()
 

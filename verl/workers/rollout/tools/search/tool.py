@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 
 import httpx
 
-from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
+from verl.workers.rollout.tools.base_tool import BaseTool, ToolError
 from verl.workers.rollout.tools.http_json import checked_url, is_loopback, json_client, post_json
 from verl.workers.rollout.tools.plain_text import neutral, one_line
 from verl.workers.rollout.tools.search.cache import SearchCache, node_folder
@@ -122,7 +122,7 @@ class SearchTool(BaseTool):
             message = f"{self._server} sent a reply of another form"
             raise ToolError(message, kind="bad_reply", retry=False, own_fault=True) from None
 
-    async def execute(self, content: str, *, timeout: float) -> ToolOutput:
+    async def execute(self, content: str, *, timeout: float) -> str:
         query = one_line(content, MAX_QUERY_CHARS + 1)
         if not query:
             raise ToolError("The search query is empty.", kind="empty_query", retry=False)
@@ -131,12 +131,12 @@ class SearchTool(BaseTool):
             raise ToolError(message, kind="long_query", retry=False)
         key = f"{query}\n{self._settings} {self.max_results} {self.result_length}"
         if self._cache and (text := await self._cached(self._cache.get, key)):
-            return ToolOutput(neutral(text), cached=True)
+            return neutral(text)
         passages = await self._search(query, timeout)
         text = passages_text(passages[: self.max_results], self.result_length)
         if self._cache and passages:
             await self._cached(self._cache.put, key, text)
-        return ToolOutput(text)
+        return text
 
     async def close(self) -> None:
         if self._client:
