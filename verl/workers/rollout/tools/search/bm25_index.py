@@ -140,11 +140,11 @@ class Bm25Index:
             (unfinished / "manifest.json").write_text(json.dumps(_manifest(corpus_hash), indent=1))
 
     @classmethod
-    def load(cls, folder: Path, corpus_hash: str) -> "Bm25Index":
-        """Map a saved index into memory; raise ValueError if it is of another corpus or format."""
+    def load(cls, folder: Path, corpus_hash: str | None = None) -> "Bm25Index":
+        """Map a saved index into memory; raise ValueError if it is of another corpus, if one is given, or format."""
         file = folder / "manifest.json"
         manifest = json.loads(file.read_text()) if file.exists() else {}
-        if manifest | _manifest(corpus_hash) != manifest:
+        if manifest | _manifest(corpus_hash or manifest.get("corpus_sha256", "")) != manifest:
             raise ValueError(
                 f"{folder}: no search index, or one of another corpus or version; delete the folder to have it made "
                 "again, or name another"

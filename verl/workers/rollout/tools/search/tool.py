@@ -66,8 +66,7 @@ class SearchTool(BaseTool):
     Args:
         max_results: number of passages per search, at most 100.
         result_length: largest number of characters of a passage's text.
-        request_timeout: time limit of one request, in seconds; the caller's time limit applies too. A search server
-            lets a request wait for about 10 s (scripts/search_server.py, --longest-wait).
+        request_timeout: time limit of one request, in seconds; the caller's time limit applies too.
         cache_file: file of the cache (cache.py) on a local disk; "node_local" for a private folder in the node's
             temporary directory, shared by the user's runs on the node; None for no cache. Use a new file if the content
             of the corpus or server changes. Only searches with a result are kept.
