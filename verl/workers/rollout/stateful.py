@@ -74,10 +74,11 @@ class Instance(ABC):
         return nullcontext()
 
     async def prepare(  # noqa: B027 (nothing to wait for, for many environments)
-        self, make_room: Callable[[], None]
+        self, make_room: Callable[[Exception], None]
     ) -> None:
         """Wait before `reset` for what all instances share, such as the start of a server; it limits its own time,
-        except for a place on a full server. `make_room` closes an idle instance of the worker."""
+        except for a place on a full server. `make_room` closes an idle instance of the worker, given the reason why
+        this one finds no place."""
 
     @abstractmethod
     async def reset(self) -> Any:
@@ -148,8 +149,8 @@ class InstancePool:
                 self.free_place()
             raise
 
-    def make_room(self) -> None:
-        """Close the instance that has been idle for the longest time."""
+    def make_room(self, reason: Exception) -> None:
+        """Close the instance that has been idle for the longest time; only a trial tells the reason."""
         if self._idle:
             self._close_longest_idle()
 

@@ -88,7 +88,7 @@ class AgentInstance(Instance):
         self.session: Session | None = None
         self.program: Program | None = None
 
-    async def prepare(self, make_room: Callable[[], None]) -> None:
+    async def prepare(self, make_room: Callable[[Exception], None]) -> None:
         await self.agents.start()
 
     async def reset(self) -> AgentRequest:

@@ -100,7 +100,7 @@ class OpenEnvInstance(Instance):
         self.server, self.task = server, {"seed": seed, **(task or {})}
         self.connection: ClientConnection | None = None
 
-    async def prepare(self, make_room: Callable[[], None]) -> None:
+    async def prepare(self, make_room: Callable[[Exception], None]) -> None:
         if not self.server.next_session.locked() and await self._refusal() is None:
             return
         async with self.server.next_session:
@@ -108,7 +108,7 @@ class OpenEnvInstance(Instance):
             while (refusal := await self._refusal()) is not None:
                 if monotonic() > self.server.down_since + self.server.seconds:
                     raise refusal
-                make_room()
+                make_room(refusal)
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, LONGEST_WAIT)
 

@@ -153,7 +153,7 @@ class ProcessInstance(Instance):
     def one_call(self) -> AbstractAsyncContextManager:
         return nullcontext() if self.host is None else self.host.one_call
 
-    async def prepare(self, make_room: Callable[[], None]) -> None:
+    async def prepare(self, make_room: Callable[[Exception], None]) -> None:
         await self.hosts.start()
 
     async def reset(self) -> str:

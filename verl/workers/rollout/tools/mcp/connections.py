@@ -126,7 +126,7 @@ class McpConnection(ToolSession):
     def drop(self) -> None:
         """End the connection, because the server no longer answers in it."""
         if self._session is not None:
-            self._session.end()
+            self._session.end(expected=False)
 
     async def close(self) -> None:
         """End the connection, and wait until a server that was started for it has ended."""
@@ -141,13 +141,14 @@ class _OpenConnection:
         self._loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[Client] = self._loop.create_future()  # or of an OpeningError
         self.ended = False  # whether it takes no more calls; its task may still be ending the server
-        self._leave = asyncio.Event()
+        self._leave, self._is_expected = asyncio.Event(), False
         self.task = asyncio.create_task(self._run(Client(transport, mode=mode, cache=None)))  # it never fails
         self._limit = self._loop.call_later(seconds, self._give_up, f"no answer in {seconds:g} seconds")
 
-    def end(self) -> None:
-        """End the connection, by force if the server does not let go."""
-        self.ended = True
+    def end(self, expected: bool = True) -> None:
+        """End the connection, by force if the server does not let go. The reason of an end that is not expected is
+        logged."""
+        self.ended, self._is_expected = True, expected
         self._leave.set()
         self._loop.call_later(END_SECONDS, self.task.cancel)
 
@@ -179,7 +180,7 @@ class _OpenConnection:
     def _fail(self, reason: str) -> None:
         if not self.opened.done():
             self.opened.set_exception(OpeningError(reason))
-        elif not self._leave.is_set() and self.opened.exception() is None:
+        elif not self._is_expected and self.opened.exception() is None:
             logger.warning("a connection to an MCP server has ended: %s", reason)
 
 
