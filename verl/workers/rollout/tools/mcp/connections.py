@@ -123,10 +123,10 @@ class McpConnection(ToolSession):
                 break
         return tools
 
-    def drop(self) -> None:
-        """End the connection, because the server no longer answers in it."""
-        if self._session is not None:
-            self._session.end(expected=False)
+    def drop(self, client: Client) -> None:
+        """End the connection of this client, because the server no longer knows it."""
+        if self._session is not None and self._session.client is client:  # and not one that was opened since then
+            self._session.end()
 
     async def close(self) -> None:
         """End the connection, and wait until a server that was started for it has ended."""
@@ -140,15 +140,15 @@ class _OpenConnection:
     def __init__(self, transport: Transport, mode: ConnectMode, seconds: float):
         self._loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[Client] = self._loop.create_future()  # or of an OpeningError
+        self.client: Client | None = None
         self.ended = False  # whether it takes no more calls; its task may still be ending the server
-        self._leave, self._is_expected = asyncio.Event(), False
+        self._leave = asyncio.Event()
         self.task = asyncio.create_task(self._run(Client(transport, mode=mode, cache=None)))  # it never fails
         self._limit = self._loop.call_later(seconds, self._give_up, f"no answer in {seconds:g} seconds")
 
-    def end(self, expected: bool = True) -> None:
-        """End the connection, by force if the server does not let go. The reason of an end that is not expected is
-        logged."""
-        self.ended, self._is_expected = True, expected
+    def end(self) -> None:
+        """End the connection, by force if the server does not let go."""
+        self.ended = True
         self._leave.set()
         self._loop.call_later(END_SECONDS, self.task.cancel)
 
@@ -164,6 +164,7 @@ class _OpenConnection:
                 # The model reads a result's text, also if the result has no structured content or not that of the
                 # tool's output schema, which would be an error of the client.
                 setattr(client.session, "validate_tool_result", _accept)  # noqa: B010 (mypy refuses the assignment)
+                self.client = client
                 self.opened.set_result(client)
                 try:
                     await self._leave.wait()
@@ -180,7 +181,7 @@ class _OpenConnection:
     def _fail(self, reason: str) -> None:
         if not self.opened.done():
             self.opened.set_exception(OpeningError(reason))
-        elif not self._is_expected and self.opened.exception() is None:
+        elif not self._leave.is_set() and self.opened.exception() is None:
             logger.warning("a connection to an MCP server has ended: %s", reason)
 
 

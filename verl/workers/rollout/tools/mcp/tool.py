@@ -194,6 +194,8 @@ class MCPFunction(BaseTool):
         except OpeningError as error:
             raise ToolError(f"{self.name}: its server cannot be reached", kind="unreachable", retry=True) from error
         except MCPError as error:
+            if error.code == INVALID_REQUEST:  # a server no longer knows the session
+                connection.drop(client)
             raise self._protocol_error(connection, error) from error
         except (ValueError, RuntimeError) as error:  # a result of another form
             message = f"{self.name} sent an unreadable reply"
@@ -205,8 +207,7 @@ class MCPFunction(BaseTool):
 
     def _protocol_error(self, connection: McpConnection, error: MCPError) -> ToolError:
         """Return the failure of a call that was answered with an error, or whose connection has ended."""
-        if error.code in (CONNECTION_CLOSED, INVALID_REQUEST):  # the latter: a server no longer knows the session
-            connection.drop()
+        if error.code in (CONNECTION_CLOSED, INVALID_REQUEST):
             message = f"{self.name}: the connection to its server has ended"
             # The call may have taken effect. Where there is state, a second one would be one too many.
             return ToolError(message, kind="cut_off", retry=connection.reopens, own_fault=True)
