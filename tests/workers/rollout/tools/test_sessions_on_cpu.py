@@ -127,5 +127,3 @@ def test_calls_of_tools_that_a_row_does_not_select_end_no_turn():
     rows = [{}, {"tools": None}, {"tools": ["python"]}, {"extra_info": {"tool_selection": ["python"]}}]
     assert [worker.open(row, 0).ends(turn, ()).n_tokens for row in rows] == [first, first, len(turn), len(turn)]
     assert worker.open(rows[2], 0).stops([]) == ["</python>"]
-    with pytest.raises(ValueError, match="row 7: tools names fly, and the tools of .*rollout are search, "):
-        worker.open({"index": 7, "tools": ["fly"]}, 0)
