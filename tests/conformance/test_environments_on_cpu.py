@@ -11,7 +11,7 @@ from tests.recipe.arpo.toy_agent import library
 from tests.workers.rollout.chat.families import chat_of, tokenizer_of
 from tests.workers.rollout.chat.test_chat_on_cpu import CALL
 from tests.workers.rollout.gym.openenv_servers import openenv_server
-from tests.workers.rollout.gym.test_environment_on_cpu import END_OF_TURN, TAGS, TOKENIZER, encode, worker
+from tests.workers.rollout.gym.test_environment_on_cpu import END_OF_TURN, TOKENIZER, encode, worker
 from tests.workers.rollout.tools.python.test_python_session_on_cpu import box
 from tests.workers.rollout.tools.test_sessions_on_cpu import Notes, notes
 from tests.workers.rollout.toy_engine import EOS, Calls, Game
@@ -94,7 +94,11 @@ CASES = {
     "game with copies": lambda: Case(partial(Games, can_copy=True), ACTIONS, {EOS}),
     "class": lambda: gym(name="Sums"),
     "class with copies": lambda: gym(name="CopiedSums"),
-    "class with tags": lambda: gym("so 1<act>1</act>", "2<act>2</act>", "<act>0</act>", name="CopiedSums", **TAGS),
+    "class with tags": lambda: gym(
+        *(f"{text}{END_OF_TURN}" for text in ("so 1<act>1</act>", "2<act>2</act>", "<act>0</act>")),
+        name="CopiedSums",
+        action_tag="act",
+    ),
 }
 
 

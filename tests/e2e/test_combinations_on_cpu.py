@@ -113,7 +113,7 @@ def test_the_search_has_tools(search):
     table = load_metrics(search)
     assert (table["tree/tool_calls"] > 0).all() and (table["tree/leaves"] > 1).all()
     assert (table["tree/tool_search/calls"] > table["tree/tool_search/failures"]).all()
-    assert (table["tree/tool_search/own_faults"] == 0).all() and (table["tree/tool_search/restarts"] == 0).all()
+    assert (table["tree/tool_search/own_faults"] == 0).all()
     assert (table["credit/shared_tokens"] > 0).all() and (table["actor/grad_norm"] > 0).all()
     records = trees_of(search, 1)
     segments = [segment for record in records for segment in record["segments"]]

@@ -1,17 +1,14 @@
 """A tool that says what it was asked."""
 
-import asyncio
-
-from verl.workers.rollout.tools.base_tool import BaseTool, ToolOutput
+from verl.workers.rollout.tools.base_tool import BaseTool
 
 
 class Echo(BaseTool):
     name, trigger_tag = "search", "search"
     closed = 0
 
-    async def execute(self, content: str, *, timeout: float) -> ToolOutput:
-        await asyncio.sleep(0)  # a tool that awaits stays in this process, where `closed` is counted
-        return ToolOutput(f"you asked: {content}")
+    async def execute(self, content: str, *, timeout: float) -> str:
+        return f"you asked: {content}"
 
     async def close(self) -> None:
         Echo.closed += 1

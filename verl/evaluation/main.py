@@ -49,7 +49,7 @@ from verl.workers.rollout.chat.template import ChatTemplate, builder_of_model
 from verl.workers.rollout.contexts import ContextRule
 from verl.workers.rollout.engines.interface import end_of_sequence_ids, generation_config_of
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
-from verl.workers.rollout.gym.environment import GymKeys, make_gym
+from verl.workers.rollout.gym.environment import Gym, GymKeys
 from verl.workers.rollout.run_environment import try_gym
 from verl.workers.rollout.tools.environment import Tools
 from verl.workers.rollout.tools.http_json import is_loopback
@@ -342,7 +342,7 @@ def _environment(plan: Plan, tokenizer, path: str, tools: ToolBox | None) -> Env
     with _as_evaluation_error():
         if keys is not None:
             builder = partial(builder_of_model, tokenizer, path, plan.template)
-            return make_gym(keys, tokenizer, lambda: ChatTemplate(builder(), closes=True))
+            return Gym(keys, ChatTemplate(builder(), closes=True))
         if tools is None:
             return NO_ENVIRONMENT
         if name == "tools":

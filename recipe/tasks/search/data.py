@@ -120,8 +120,8 @@ async def make_demonstration(question: Question, world: World, tool: LocalSearch
     """Return a conversation in ShareGPT's layout for recipe.arpo.sft_data; its results are the tools' outputs."""
 
     async def search(query: str) -> list[tuple[str, str]]:
-        result = await tool.execute(query, timeout=60)
-        return [("assistant", f"<search>{query}</search>"), ("user", f"<result>{result.text}</result>")]
+        text = await tool.execute(query, timeout=60)
+        return [("assistant", f"<search>{query}</search>"), ("user", f"<result>{text}</result>")]
 
     fault = None if right else rng.choice(["person", "compute", "guess"])
     people = question.people

@@ -30,9 +30,7 @@ def test_each_published_layout(tmp_path, name, suffix):
     (question,) = result.questions
     assert (question.id, question.answers, result.left_out) == (number, answers, {})
     assert (
-        question.text.startswith(text)
-        if name in ("countdown", "walk", "code", "humaneval", "mbpp")
-        else question.text == text
+        question.text.startswith(text) if name in ("countdown", "code", "humaneval", "mbpp") else question.text == text
     )
     user = question.prompt[-1]
     assert user == {
@@ -64,7 +62,7 @@ def test_verls_format(tmp_path, name, truth, answers):
         ("hotpotqa", verl_row(None), "no answer in reward_model.ground_truth"),
         ("countdown", verl_row("{"), "no whole numbers"),
         ("countdown", verl_row({"target": 7.5, "numbers": [3]}), "no whole numbers"),
-        ("walk", verl_row({"start": 3, "target": 8, "steps": 1, "operations": ["+5"]}), "no whole numbers"),
+        ("walk", verl_row({"start": 3, "target": 8, "steps": 1, "operations": ["+5"]}), "limit must be a whole number"),
         ("hotpotqa", verl_row("a") | {"prompt": "q?"}, "no list of messages"),
         ("hotpotqa", verl_row("a", ""), "no message of a user"),
     ],

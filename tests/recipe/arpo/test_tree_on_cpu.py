@@ -107,7 +107,6 @@ def test_a_call_that_was_never_opened_is_told_and_counted():
 @pytest.mark.parametrize("own_fault", [False, True])
 def test_a_tools_failure_is_counted_kept_and_told_to_the_model(monkeypatch, own_fault):
     async def down(self, content, *, timeout):
-        await asyncio.sleep(0)  # a tool that awaits stays in this process
         raise ToolError("the server is down", kind="connect", retry=False, own_fault=own_fault)
 
     monkeypatch.setattr(Library, "execute", down)

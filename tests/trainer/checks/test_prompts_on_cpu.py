@@ -172,24 +172,23 @@ def test_an_end_of_turn_at_which_no_engine_stops_is_warned_of(config):
 
 def test_rows_that_are_too_long_only_with_the_descriptions_of_tools_are_found(config):
     """Of 64 rows 8 have 10 numbers, and the others fewer."""
-    tools = composed("explore", "hardware=cpu", "tree=plain", "environment=tools")
+    tools = composed("explore", "hardware=cpu", "tree=plain", "environment=chat")
     model = {"model": config.actor_rollout_ref.model}
     config = OmegaConf.merge(tools, {"data": config.data, "actor_rollout_ref": model})
     OmegaConf.set_struct(config, False)
-    with_template(config, "{% for message in messages %}{{ message['content'] }}{% endfor %}")
     params = {"command": [sys.executable, mcp_library.__file__], "tools": ["add"]}
     entry = {"class_path": "verl.workers.rollout.tools.mcp.tool.MCPTool", "params": params}
-    instances = {"tool_instances": {"python": None, "m": entry}}
-    config.actor_rollout_ref.rollout.tools.merge_with(instances | {"describe_in_prompt": True})
+    config.actor_rollout_ref.rollout.tools.merge_with({"tool_instances": {"python": None, "m": entry}})
     tokenizer = load_tokenizer(config)
     environment = environment_of(config, tokenizer)
     asyncio.run(environment.stop())
-    described = len(tokenizer.encode(environment.description, add_special_tokens=False))
+    longest, options = [{"role": "user", "content": "1" * 10}], {"tools": environment.schemas, "return_dict": False}
+    n = len(tokenizer.apply_chat_template(longest, add_generation_prompt=True, **options))
 
-    config.data.max_prompt_length = described + 11
+    config.data.max_prompt_length = n + 1
     check_prompts(config)
-    config.data.max_prompt_length = described + 10
-    message = rf"data.train_files: 8 prompts do not fit .*={described + 10} with .* to more than {described + 10}, "
+    config.data.max_prompt_length = n
+    message = rf"data.train_files: 8 prompts do not fit .*={n} with .* to more than {n}, "
     for filters in (True, False):
         config.data.filter_overlong_prompts = filters
         with pytest.raises(ValueError, match=message):

@@ -145,9 +145,7 @@ def _options(config: DictConfig) -> dict:
 
 def _described_by(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Environment | None:
     """Return the environment, closed, if it describes tools in the prompts; else None."""
-    rollout = config.actor_rollout_ref.rollout
-    environment = parts_of(rollout).environment
-    if environment != "chat" and not (environment == "tools" and rollout.tools.describe_in_prompt):
+    if parts_of(config.actor_rollout_ref.rollout).environment != "chat":
         return None
     from verl.workers.rollout.run_environment import environment_of
 
@@ -169,9 +167,7 @@ def _counter(
         options |= {"tools": tools}
 
     def count(messages: Messages) -> int:
-        ids = tokenizer.apply_chat_template(
-            environment.prompt_messages(messages), add_generation_prompt=True, **options
-        )
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
         if (largest := max(ids := normalize_token_ids(ids), default=0)) >= vocabulary:
             raise ValueError(f"token {largest} is not in the model's vocabulary of {vocabulary}")
         return len(ids)

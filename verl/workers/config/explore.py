@@ -146,8 +146,6 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
             from verl.workers.rollout.chat.calls import check_format  # imports upstream's agent loop
 
             check_format(self.multi_turn.format)
-            if self.tools.describe_in_prompt:
-                raise ValueError(f"{ROLLOUT}.tools.describe_in_prompt=true: expected false with environment=chat")
             self.tools = with_upstream_tools(self.tools, self.multi_turn)
         if chosen.environment != "none" and chosen.tree is None:
             raise ValueError(f"{ROLLOUT}.environment={chosen.environment} needs {ROLLOUT}.tree, such as plain")

@@ -61,8 +61,6 @@ class Environment:
     """The environment of `environment=none`, which never answers."""
 
     call_limit = 0
-    # text for every prompt's system message
-    description = ""
     # the tools' JSON schemas for the chat template; None if the template gets none
     schemas: list[dict[str, Any]] | None = None
     # whether answers may have a `context`
@@ -113,21 +111,9 @@ class Environment:
         """Return whether a turn that has ended asks for no answer, so that the trajectory is complete without one."""
         return False
 
-    def prompt_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Return a prompt's messages, with `description` at the end of the system message, which is made if missing."""
-        if not self.description:
-            return list(messages)
-        system: Mapping[str, Any] = {"role": "system", "content": ""}
-        others = list(messages)
-        if others and others[0]["role"] == "system":
-            system, *others = others
-        if not isinstance(system["content"], str):
-            raise ValueError("describe_in_prompt=true: expected a text as content of the prompt's system message")
-        return [{**system, "content": f"{system['content']}\n\n{self.description}".strip()}, *others]
-
     async def first_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Return the messages of this prompt, with what the environment adds to them."""
-        return self.prompt_messages(messages)
+        return list(messages)
 
     async def answer(self, state: Any, turn: Sequence[int], max_tokens: int) -> Answer:
         """Return the answer, of at most `max_tokens`, to a turn that has ended (`Ends.TURN`). It changes no state that

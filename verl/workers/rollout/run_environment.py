@@ -22,7 +22,7 @@ from verl.workers.rollout.chat.template import ChatTemplate, builder_of_model
 from verl.workers.rollout.contexts import ContextRule
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
-from verl.workers.rollout.gym.environment import GymKeys, make_gym, source_of
+from verl.workers.rollout.gym.environment import Gym, GymKeys, source_of
 from verl.workers.rollout.gym.openenv import OpenEnvServer
 from verl.workers.rollout.gym.process import Hosts
 from verl.workers.rollout.stateful import CLOSE_SECONDS, Instance, InstanceKeys, InstancePool, Step, result_in_time
@@ -67,7 +67,7 @@ def environment_of(config, tokenizer, builder: ContinuousTokenBuilder | None = N
     if environment == "none":
         return NO_ENVIRONMENT
     if environment == "gym":
-        return make_gym(keys, tokenizer, lambda: _template(config, tokenizer, builder))
+        return Gym(keys, _template(config, tokenizer, builder))
     if environment in ("chat", "agent"):
         reader = CallReader(rollout.multi_turn.format, tokenizer)
         template = _template(config, tokenizer, builder, closes=not reader.stop_token_ids)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 from typing import Any, TypeVar
 
 from pydantic import Field
@@ -56,7 +55,6 @@ class Step:
     done: bool = False
 
 
-TIMED = ("reset", "step", "copy", "replay")
 COUNTED = ("instances", "copies", "replays", "replayed_actions", "replay_differs", "failures")
 
 
@@ -135,7 +133,6 @@ class InstancePool:
         self.used, self._closing = 0, 0  # numbers of places that are taken, and of those that are about to be free
         self._idle: OrderedDict[Instance, tuple[StatefulEnvironment, State]] = OrderedDict()
         self._waiting: deque[asyncio.Future] = deque()
-        self._logged: set[type] = set()  # kinds of reasons why what all share had no place for an instance
 
     async def take_place(self) -> None:
         """Wait for a place."""
@@ -153,10 +150,7 @@ class InstancePool:
             raise
 
     def make_room(self, reason: Exception) -> None:
-        """Close the instance that has been idle for the longest time; log the reason once per kind."""
-        if type(reason) not in self._logged:
-            self._logged.add(type(reason))
-            logger.warning(f"instances of the environment wait: {cause_of(reason)}")
+        """Close the instance that has been idle for the longest time; only a trial tells the reason."""
         if self._idle:
             self._close_longest_idle()
 
@@ -224,7 +218,7 @@ class StatefulEnvironment(Environment):
     def __init__(self, pool: InstancePool, can_copy: bool = False):
         self.pool, self._can_copy = pool, can_copy
         self.seconds: float | None = pool.keys.timeout  # time limit of an instance's call; None for no limit
-        self.counts = Counter(dict.fromkeys([*COUNTED, *(f"{name}_seconds" for name in TIMED)], 0.0))
+        self.counts = Counter(dict.fromkeys(COUNTED, 0))
         self._first: State | None = None
         self._closed = False
         self._idle: dict[State, Instance] = {}
@@ -378,7 +372,7 @@ class StatefulEnvironment(Environment):
 
     async def _replayed(self, state: State) -> Instance:
         """Return a fresh instance that has taken a state's actions again, for which a place has been taken."""
-        started, actions = monotonic(), state.path()
+        actions = state.path()
         instance, observation = await self._fresh(self._first)
         differs = not self.is_same(Step(observation), self._first.step)
         for recorded in actions:
@@ -390,7 +384,6 @@ class StatefulEnvironment(Environment):
         if actions or differs:
             self.counts["replays"] += 1
             self.counts["replay_differs"] += differs
-            self.counts["replay_seconds"] += monotonic() - started
         if differs:
             self._end(instance)
         self.pool.count_replay(differs)
@@ -439,10 +432,8 @@ class StatefulEnvironment(Environment):
 
     async def _call(self, what: str, call: Callable[[], Coroutine[Any, Any, T]], instance: Instance) -> T:
         """Return the result of an instance's call. If it fails or takes too long, close it and raise BranchLost."""
-        started = monotonic()
         try:
             async with instance.one_call:
-                started = monotonic()
                 return await result_in_time(call(), self.seconds)
         except Exception as error:
             self._end(instance)
@@ -451,8 +442,6 @@ class StatefulEnvironment(Environment):
         except asyncio.CancelledError:
             self._end(instance)
             raise
-        finally:
-            self.counts[f"{what}_seconds"] += monotonic() - started
 
 
 async def result_in_time(call: Coroutine[Any, Any, T], seconds: float | None) -> T:

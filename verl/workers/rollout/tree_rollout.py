@@ -4,12 +4,11 @@ import math
 import pickle
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
@@ -24,7 +23,7 @@ from verl.workers.rollout.answer_likelihood import (
     closing_text,
     reference_answers,
 )
-from verl.workers.rollout.contexts import CONTEXTS, contexts_cell, sequences_of_row, trained_contexts
+from verl.workers.rollout.contexts import CONTEXTS, contexts_cell, trained_contexts
 from verl.workers.rollout.engines.interface import (
     Generation,
     GenerationRequest,
@@ -47,7 +46,6 @@ from verl.workers.rollout.trajectory_tree import (
     writes_trees,
 )
 from verl.workers.rollout.tree_builder import BranchPolicy, Sampling, Score, grow
-from verl.workers.rollout.weight_versions import NEWEST, OLDEST, WeightVersions
 
 TOKEN_LISTS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")  # numbers for each token
 
@@ -130,7 +128,9 @@ class TreeRollout:
             started = time.perf_counter()
             tree, policy = await self.grow_tree(environment, task, n, sampling_params, engine, plain)
             seconds = time.perf_counter() - started
-        tree.metrics |= {"tokens_generated": float(engine.tokens)} | engine.versions.metrics()
+        tree.metrics["tokens_generated"] = float(engine.tokens)
+        if engine.versions:
+            tree.metrics["weight_versions"] = float(len(engine.versions))
         outputs = rows_of(tree, policy, engine.versions, seconds)
         if self.changes_contexts:
             tree.metrics |= self._set_contexts(outputs, tree)
@@ -179,7 +179,7 @@ class TreeRollout:
         return tree, policy
 
     async def _prompt_ids(self, environment: Environment, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return a prompt's tokens, with the tools' descriptions if the config wants them."""
+        """Return a prompt's tokens, with what the environment adds to its messages."""
         described = await environment.first_messages(messages)
         prompt_ids = list(await self.agent_loop.ct_build_initial_tokens(described, tools=environment.schemas))
         most = self.config.actor_rollout_ref.rollout.prompt_length
@@ -266,10 +266,11 @@ class TreeRollout:
 
 
 def rows_of(
-    tree: TrajectoryTree, policy: BranchPolicy, versions: WeightVersions | None = None, seconds: float = 0.0
+    tree: TrajectoryTree, policy: BranchPolicy, versions: Collection[int] = (), seconds: float = 0.0
 ) -> list[TrajectoryOutput]:
     """Return a row of the batch for each of the tree's leaves, in order, with the token fields `segment_ids` and the
-    policy's own. `seconds` is the time that growing the tree took.
+    policy's own. `versions` are those of the weights that made the tree; each row has the oldest and the newest, by
+    upstream's names. `seconds` is the time that growing the tree took.
 
     A row's reward is the sum of the environment's, if it gives rewards. A row that the search dropped has no answer,
     so that its reward is 0. Other rows are scored later.
@@ -278,7 +279,8 @@ def rows_of(
     for need in policy.fields:
         token_fields[need.name] = tree.repeated([s.info.fields.get(need.name, need.unsent) for s in tree.segments])
     columns = zip(tree.leaves, tree.trajectories(), tree.response_masks(), tree.log_probs(), strict=True)
-    versions, rows = versions or WeightVersions(), []
+    of_weights = {"min_global_steps": min(versions), "max_global_steps": max(versions)} if versions else {}
+    rows = []
     for position, (leaf, tokens, mask, log_probs) in enumerate(columns):
         answers = [tree.segments[i].info.calls for i in tree.path(leaf) if tree.segments[i].author == TOOL]
         rewards = tree.turn_rewards[position] if tree.turn_rewards and not tree.is_dropped(leaf) else None
@@ -294,8 +296,7 @@ def rows_of(
                     generate_sequences=seconds,
                     tool_calls=sum(call.get("seconds", 0.0) for calls in answers for call in calls),
                 ),
-                extra_fields={"turn_scores": list((rewards or {}).values()), "tool_rewards": []}
-                | _versions_of(tree, leaf, tokens, mask, versions),
+                extra_fields={"turn_scores": list((rewards or {}).values()), "tool_rewards": []} | of_weights,
                 token_fields=fields,
                 turn_rewards=rewards or {},
             )
@@ -305,17 +306,6 @@ def rows_of(
         if tree.is_dropped(leaf):
             rows[-1].reward_score = 0.0
     return rows
-
-
-def _versions_of(tree: TrajectoryTree, leaf: int, tokens, mask, versions: WeightVersions) -> dict[str, int]:
-    """Return `WeightVersions.of` for a trajectory whose turns may have read contexts of their own."""
-    if not (contexts := tree.contexts(leaf)):
-        return versions.of([*tree.prompt_ids, *tokens], mask)
-    sequences = sequences_of_row(np.array([*tree.prompt_ids, *tokens], dtype=np.int64), contexts)
-    n_own = [len(ids) - begin for ids, begin in zip(sequences.tokens, sequences.begins, strict=True)]
-    masks = np.split(np.array([*[0] * len(tree.prompt_ids), *mask]), np.cumsum(n_own)[:-1])
-    each = [versions.of(ids.tolist(), own.tolist()) for ids, own in zip(sequences.tokens, masks, strict=True)]
-    return {OLDEST: min(of[OLDEST] for of in each), NEWEST: max(of[NEWEST] for of in each)} if each[0] else {}
 
 
 def least_budget(config) -> float:
@@ -337,13 +327,14 @@ class GroupEngine(RolloutEngine):
     `extra_args` of the group's `sampling_params`, if any, to every request."""
 
     def __init__(self, engine: RolloutEngine, sampling_params: dict[str, Any] | None = None):
-        self.engine, self.versions, self.tokens = engine, WeightVersions(), 0
+        self.engine, self.tokens = engine, 0
+        self.versions: set[int] = set()
         extra_args = (sampling_params or {}).get("extra_args")
         self.extra = {"extra_args": extra_args} if extra_args else {}
 
     async def generate(self, request: GenerationRequest) -> Generation:
         generation = await self.engine.generate(replace(request, **self.extra))
-        self.versions.add(request.prompt_ids, generation)
+        self.versions |= {version for _, version in generation.versions}
         self.tokens += len(generation.token_ids)
         return generation
 

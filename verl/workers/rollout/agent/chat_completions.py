@@ -3,20 +3,22 @@
 A program sends back what the model said with other keys than it got: `content` null or empty, arguments with other
 blanks, ids of its own. An `AgentRequest` holds what a chat template reads, so that equal requests are found.
 
-The trainer chooses how tokens are sampled: parameters that would change that are ignored, and parameters that promise
-what the rollout cannot give are refused. Equal replies give equal bytes: ids hold the reply's number in its session,
-and `created` is 0.
+The trainer chooses how tokens are sampled: parameters that would change that are ignored, and those that promise what
+the rollout cannot give (`ONLY_VALUES`) are refused. Equal replies give equal bytes: ids hold the reply's number in its
+session, and `created` is 0.
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+
+ONLY_VALUES = {"n": 1, "logprobs": False, "response_format": {"type": "text"}}
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,23 @@ def agent_request(body: Mapping[str, Any], ignored: Sequence[str] = ()) -> Agent
     another form. What the regular expressions `ignored` match in texts, such as a date, is not compared."""
     if not isinstance(body.get("messages"), list) or not body["messages"]:
         raise ValueError("messages: expected a list of messages")
+    for name, value in ONLY_VALUES.items():
+        if body.get(name) not in (None, value):
+            raise ValueError(f"{name}: expected {json.dumps(value)}; the rollout gives no other")
+    for tool in body.get("tools") or ():
+        if tool.get("type") != "function" or not isinstance(tool["function"]["name"], str):
+            raise ValueError("tools: expected functions")
     messages = tuple(plain_message(message) for message in body["messages"])
     if messages[-1]["role"] == "assistant":
         raise ValueError("messages: the last one is the assistant's, and is not continued")
     tools = () if body.get("tool_choice") == "none" else tuple(body.get("tools") or ())
     stop = body.get("stop") or ()
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(text, str) and text for text in stop):
+        raise ValueError("stop: expected a text, or a list of texts")
     max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+        raise ValueError("max_tokens: expected a positive integer")
     parts = [_without(part, ignored) for part in (*messages, [tools, stop, max_tokens])]
     texts = tuple(json.dumps(part, sort_keys=True, ensure_ascii=False) for part in parts)
     return AgentRequest(messages, tools, stop, max_tokens, texts)
@@ -123,65 +135,6 @@ class ApiError(HTTPException):
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
         super().__init__(status, message)
         self.param, self.code = param, code
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value > 0
-
-
-def _is_function(value: Any) -> bool:
-    """Return whether a value is a tool, or a choice of one, of the type `function`."""
-    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
-    return isinstance(function, dict) and isinstance(function.get("name"), str)
-
-
-def _is_stop(value: Any) -> bool:
-    return all(isinstance(text, str) and text for text in (value if isinstance(value, list) else [value]))
-
-
-SAMPLING = frozenset(
-    "temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty logit_bias".split()
-)
-UNUSED = frozenset("messages parallel_tool_calls user metadata store".split())
-# values that a parameter may have, and the check of a value; null is always valid
-EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "model": ("a text", lambda value: isinstance(value, str)),
-    "tools": ("a list of functions", lambda value: isinstance(value, list) and all(map(_is_function, value))),
-    "tool_choice": (
-        "auto, none, required or a function",
-        lambda value: value in ("auto", "none", "required") or _is_function(value),
-    ),
-    "stop": ("a text, or a list of texts", _is_stop),
-    "max_tokens": ("a positive integer", _is_count),
-    "max_completion_tokens": ("a positive integer", _is_count),
-    "stream": ("true or false", lambda value: isinstance(value, bool)),
-    "stream_options": ("an object", lambda value: isinstance(value, dict)),
-    "n": ("1; each request gets one reply", lambda value: value == 1),
-    "logprobs": ("false; replies have no log-probabilities", lambda value: value is False),
-    "top_logprobs": ("0; replies have no log-probabilities", lambda value: value == 0),
-    "response_format": ('{"type": "text"}; no other can be enforced', lambda value: value == {"type": "text"}),
-    "modalities": ('["text"]; replies are texts', lambda value: value == ["text"]),
-    "audio": ("null; replies are texts", lambda value: False),
-    "functions": ("null; use tools", lambda value: False),
-    "function_call": ("null; use tool_choice", lambda value: False),
-}
-
-
-def ignored_parameters(body: Mapping[str, Any]) -> dict[str, str]:
-    """Return a request's parameters that are ignored, with the reason; raise ApiError (400) for a refused value."""
-    ignored = {}
-    for name, value in body.items():
-        if value is None or name in UNUSED:
-            continue
-        if name in EXPECTED:
-            expected, is_valid = EXPECTED[name]
-            if not is_valid(value):
-                raise ApiError(400, f"{name}: expected {expected}", name)
-        else:
-            ignored[name] = "the trainer chooses how tokens are sampled" if name in SAMPLING else "it is unknown"
-    if body.get("tool_choice") not in (None, "auto", "none"):
-        ignored["tool_choice"] = "the model cannot be made to call a tool"
-    return ignored
 
 
 def error_response(http: Request, error: Exception) -> JSONResponse:

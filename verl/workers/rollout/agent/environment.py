@@ -138,7 +138,6 @@ class AgentInstance(Instance):
     async def close(self) -> None:
         if self.session is not None:
             self.session.close()
-            self.counts["agent_disconnected"] += self.session.n_disconnected
         if self.program is not None:
             await self.program.end()
 

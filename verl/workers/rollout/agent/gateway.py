@@ -8,7 +8,6 @@ nothing needs a lock.
 import asyncio
 import contextlib
 import json
-import logging
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -31,10 +30,7 @@ from verl.workers.rollout.agent.chat_completions import (
     chat_completion,
     error_response,
     event_stream,
-    ignored_parameters,
 )
-
-logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 16 * 2**20
 KEEP_ALIVE_SECONDS = 3600  # a program may run its tools for long between two requests of a connection
@@ -49,12 +45,11 @@ class _WaitingRequest:
 
 
 class Session:
-    """The requests of one program, from `Gateway.open` until `close`. `n_disconnected` counts requests whose client
-    left after they were handed out and before their reply."""
+    """The requests of one program, from `Gateway.open` until `close`."""
 
     def __init__(self, base_url: str, api_key: str, ended: Callable[[], Any]):
         self.base_url, self.api_key = base_url, api_key
-        self.n_requests = self.n_disconnected = self._n_replies = 0
+        self.n_requests = self._n_replies = 0
         self._pending: list[_WaitingRequest] = []
         self._handed_out: list[_WaitingRequest] = []
         self._changed, self._closed, self._ended = asyncio.Event(), False, ended
@@ -121,8 +116,6 @@ class Session:
         call.answer.cancel()
         if call in self._pending:
             self._pending.remove(call)
-        else:
-            self.n_disconnected += 1
 
 
 class Gateway:
@@ -132,7 +125,6 @@ class Gateway:
     def __init__(self, host: str = "127.0.0.1", ignored: Sequence[str] = ()):
         self.host, self.ignored = host, tuple(ignored)
         self._sessions: dict[str, Session] = {}
-        self._noted: set[str] = set()
         self._starting: asyncio.Task[None] | None = None
         self._url = ""
 
@@ -143,8 +135,7 @@ class Gateway:
         await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
-        is_v6 = ":" in self.host
-        listener = socket.create_server((self.host, 0), family=socket.AF_INET6 if is_v6 else socket.AF_INET)
+        listener = socket.create_server((self.host, 0))
         # accepted connections inherit it; without it a reply waits 40 ms for the client's delayed ACK
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         routes = [
@@ -168,8 +159,8 @@ class Gateway:
             if self._serving.done():
                 raise RuntimeError("the gateway's server ended at its start") from self._serving.exception()
             await asyncio.sleep(0.001)
-        own = ray.util.get_node_ip_address() if self.host in ("0.0.0.0", "::") else self.host
-        self._url = f"http://{f'[{own}]' if ':' in own else own}:{listener.getsockname()[1]}"
+        own = ray.util.get_node_ip_address() if self.host == "0.0.0.0" else self.host
+        self._url = f"http://{own}:{listener.getsockname()[1]}"
 
     def open(self) -> Session:
         """Return a new session of a gateway that has started."""
@@ -231,16 +222,12 @@ class Gateway:
         return session
 
     def _read_request(self, body: dict[str, Any]) -> AgentRequest:
-        for name, reason in ignored_parameters(body).items():
-            if name not in self._noted:
-                self._noted.add(name)
-                logger.warning("The parameter %.80r of an agent's request is ignored: %s.", name, reason)
         try:
             return agent_request(body, self.ignored)
         except ValueError as error:
-            raise ApiError(400, str(error), "messages") from error
+            raise ApiError(400, str(error), str(error).partition(":")[0]) from error
         except (AttributeError, KeyError, TypeError, RecursionError) as error:
-            raise ApiError(400, "messages: expected the form of OpenAI's API", "messages") from error
+            raise ApiError(400, "messages or tools: expected the form of OpenAI's API", "messages") from error
 
 
 class _Server(uvicorn.Server):

@@ -1,14 +1,13 @@
 """Reads the calls of a turn with verl's parsers, which `multi_turn.format` names, and checks their arguments.
 
-A parser of verl drops a call that it cannot read. Here such a call is kept with its fault, so that the model reads
-what was wrong: `CallReader` compares the parser's calls with the marks of calls in the turn's text.
+A parser of verl drops a call that it cannot read. A turn with the mark of a call, of which none can be read, is here a
+call with a fault, so that the model reads of it.
 """
 
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +21,10 @@ logger = logging.getLogger(__name__)
 
 FORMAT = "actor_rollout_ref.rollout.multi_turn.format"
 PYTHON_TAG = "<|python_tag|>"
+MARKS = {"gpt-oss": [" to=functions."], "llama3_json": [PYTHON_TAG]}  # of calls, where a parser tells none
 UNREADABLE = "the call cannot be read"
 MAX_SHOWN_CHARS = 200  # largest number of characters of a fault that the model reads
 TYPES: dict[str, Any] = dict(string=str, integer=int, number=(int, float), boolean=bool, array=list, object=dict)
-SAMPLES = {"string": "…", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
-_FENCE = re.compile(r"\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*", re.DOTALL)
 _ANALYSIS = re.compile(r"<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|$)", re.DOTALL)
 
 
@@ -45,60 +43,23 @@ def without_thoughts(text: str) -> str:
     return _ANALYSIS.sub("", text.rpartition("</think>")[2])
 
 
-def json_call(body: str) -> Call:
-    """Return the call that a JSON text holds, also in a Markdown fence: {"name": …, "arguments": {…}}. Llama's word for
-    the arguments, `parameters`, is read too."""
-    fenced = _FENCE.fullmatch(body)
-    try:
-        call = json.loads(fenced[1] if fenced else body)
-    except (ValueError, RecursionError) as error:
-        return Call("", fault=f"the call is no JSON ({error})")
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return Call("", fault='the call is no JSON object with a "name"')
-    key = next((key for key in ("arguments", "parameters") if key in call), None)
-    if key is None:
-        return Call(call["name"], fault="the call has no arguments")
-    return Call(call["name"], json.dumps(call[key], ensure_ascii=False))
-
-
-def hermes_calls(text: str) -> list[Call]:
-    """Return the calls between <tool_call> and </tool_call>, broken ones too."""
-    calls = []
-    for part in text.split("<tool_call>")[1:]:
-        body, closed, _ = part.partition("</tool_call>")
-        calls.append(json_call(body) if closed else Call("", fault="the call does not end with </tool_call>"))
-    if not calls and "</tool_call>" in text:
-        return [Call("", fault="the call does not begin with <tool_call>")]
-    return calls
-
-
-def llama_calls(text: str) -> list[Call]:
-    """Return the call that a turn of Llama 3.1 consists of, perhaps a broken one; none if the turn is no call. A turn
-    holds one call, since the template renders one call a message: what follows the first one is left out."""
-    _, tag, body = text.rpartition(PYTHON_TAG)
-    body = body.strip()
-    keys = '"name"' in body and ('"parameters"' in body or '"arguments"' in body)
-    if not tag and not (body.startswith("{") and keys):
-        return []
-    with suppress(ValueError, RecursionError):
-        body = body[: json.JSONDecoder().raw_decode(body)[1]]
-    return [json_call(body)]
-
-
-# format whose calls are JSON -> function that returns a turn's calls, broken ones too
-JSON_CALLS: dict[str, Callable[[str], list[Call]]] = {"hermes": hermes_calls, "llama3_json": llama_calls}
-
-
 @ToolParser.register("llama3_json")
 class Llama3JsonParser(ToolParser):
-    """The parser of Llama 3.1's calls, {"name": …, "parameters": {…}}, which may follow <|python_tag|>."""
+    """The parser of Llama 3.1's calls, {"name": …, "parameters": {…}}, which may follow <|python_tag|>.
+
+    A turn holds one call, since the template renders one call a message: what follows the first one is left out.
+    """
 
     async def extract_tool_calls(
         self, responses_ids: list[int], tools: list[OpenAIFunctionToolSchema] | None = None
     ) -> tuple[str, list[FunctionCall]]:
         text = self.tokenizer.decode(responses_ids, skip_special_tokens=False)
-        calls = [call for call in llama_calls(text) if not call.fault]
-        return "" if calls else text, [FunctionCall(name=call.name, arguments=call.arguments) for call in calls]
+        try:
+            call, _ = json.JSONDecoder().raw_decode(text.rpartition(PYTHON_TAG)[2].strip())
+            key = "parameters" if "parameters" in call else "arguments"
+            return "", [FunctionCall(name=call["name"], arguments=json.dumps(call[key], ensure_ascii=False))]
+        except (ValueError, RecursionError, KeyError, TypeError):  # of a turn that is no such call
+            return text, []
 
 
 def check_format(name: str) -> None:
@@ -118,22 +79,20 @@ class CallReader:
         self.stop_token_ids = list(self.parser.stop_token_ids)
         if {None, tokenizer.unk_token_id} & {*self.stop_token_ids}:
             raise ValueError(f"{FORMAT}={format}: the tokenizer lacks the token at which such a call ends")
-        # texts that a turn with a call holds: verl's parsers have them as attributes, but for gpt-oss
+        # texts that a turn with a call holds: most parsers have them as attributes
         names = [name for name in vars(self.parser) if "tool_call" in name and name.endswith("_token")]
-        self.marks = [getattr(self.parser, name) for name in names] or [" to=functions."] * (format == "gpt-oss")
+        self.marks = [getattr(self.parser, name) for name in names] or MARKS.get(format, [])
         # the prompt ends with the beginning of the message, without which this parser sees no call
         begins = "<|start|>assistant" if format == "gpt-oss" else ""
         self._begins = tokenizer.encode(begins, add_special_tokens=False)
         self._logged: set[str] = set()
 
     async def read(self, turn: Sequence[int], tools: list[OpenAIFunctionToolSchema]) -> list[Call]:
-        """Return the calls of a turn in order, also those that cannot be read; none if the turn is a final answer."""
+        """Return the calls of a turn in order, or one with a fault if none can be read; none if the turn is a final
+        answer."""
         _, parsed = await self.message(turn, tools)
         calls = [Call(call.name, call.arguments, call.tool_call_id) for call in parsed]
         text = without_thoughts(self.tokenizer.decode(list(turn), skip_special_tokens=False))
-        with_broken = JSON_CALLS[self.format](text) if self.format in JSON_CALLS else []
-        if len(with_broken) > len(calls):
-            return with_broken
         if not calls and any(mark in text for mark in self.marks):
             return [Call("", fault=UNREADABLE)]
         return calls
@@ -158,7 +117,7 @@ class CallFault(ValueError):
 def arguments_of(call: Call, tools: Mapping[str, BaseTool]) -> tuple[BaseTool, dict[str, Any]]:
     """Return a call's tool and arguments; raise CallFault if there is no such tool, or it does not allow these."""
     if call.fault:
-        raise CallFault(one_line(call.fault, MAX_SHOWN_CHARS))
+        raise CallFault(call.fault)
     if call.name not in tools:
         raise CallFault(f"there is no tool {one_line(call.name, MAX_SHOWN_CHARS)}; the tools are {', '.join(tools)}")
     tool = tools[call.name]
@@ -191,17 +150,6 @@ def _check_names(name: str, schema: Mapping[str, Any], arguments: Mapping[str, A
             raise CallFault(f"the argument {key} of {name} is no {named}")
 
 
-def sample_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments that a schema allows: the required ones, or the first one.
-
-    >>> sample_arguments({"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}})
-    {'city': '…'}
-    """
-    properties = schema.get("properties") or {}
-    names = schema.get("required") or list(properties)[:1]
-    return {name: SAMPLES.get(_type_of(properties.get(name)), "…") for name in names}
-
-
 def schema_for_parser(function: Mapping[str, Any]) -> dict[str, Any]:
     """Return a function for verl's parsers, which read its arguments' types; `object` stands for other types."""
     about = function["function"]
@@ -215,4 +163,4 @@ def schema_for_parser(function: Mapping[str, Any]) -> dict[str, Any]:
 def _type_of(schema: Any) -> str:
     """Return the type of an argument; `object`, for any value, if its schema names not one type."""
     name = schema.get("type") if isinstance(schema, Mapping) else None
-    return name if isinstance(name, str) and name in SAMPLES else "object"
+    return name if isinstance(name, str) and name in TYPES else "object"

@@ -2,7 +2,7 @@
 
     turn ── CallReader ──> calls ── arguments_of ──> ToolBox ──> texts ── ChatTemplate ──> tokens of the answer
 
-A turn without a call is the final answer. A call that cannot run is answered with its fault and an example.
+A turn without a call is the final answer. A call that cannot run is answered with its fault.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -11,14 +11,7 @@ from typing import Any
 
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
-from verl.workers.rollout.chat.calls import (
-    Call,
-    CallFault,
-    CallReader,
-    arguments_of,
-    sample_arguments,
-    schema_for_parser,
-)
+from verl.workers.rollout.chat.calls import Call, CallFault, CallReader, arguments_of, schema_for_parser
 from verl.workers.rollout.chat.template import UNKNOWN, ChatTemplate
 from verl.workers.rollout.environment import Answer, BranchLost, Ends, Environment, TurnEnd
 from verl.workers.rollout.stateful import InstanceKeys, InstancePool
@@ -152,12 +145,9 @@ class Chat(Environment):
         return [outcomes[i] for i in range(len(calls))], state
 
     def _refused(self, call: Call, fault: str) -> ToolCall:
-        """Return the outcome of a call with a fault: the fault, and a call of the same tool as it should be."""
-        tool = self.tools.get(call.name) or next(iter(self.tools.values()))
-        example = self.template.example(tool.trigger_tag, sample_arguments(tool.schema))
-        text = f"Error: {self._harmless(fault)}. A call looks like this:\n{example}"
-        name = tool.name if call.name in self.tools else UNKNOWN
-        return ToolCall(name, text, ok=False, seconds=0.0, error=MALFORMED)
+        """Return the outcome of a call with a fault, which the model reads."""
+        name = self.tools[call.name].name if call.name in self.tools else UNKNOWN
+        return ToolCall(name, f"Error: {self._harmless(fault)}.", ok=False, seconds=0.0, error=MALFORMED)
 
     def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
         return call_metrics(calls) | self.sessions.metrics()

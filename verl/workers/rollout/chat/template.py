@@ -16,8 +16,8 @@ from transformers import PretrainedConfig
 from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, MergeResult
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
-from verl.workers.rollout.chat.calls import Call, without_thoughts
-from verl.workers.rollout.tools.plain_text import ControlTokens, spaced
+from verl.workers.rollout.chat.calls import Call
+from verl.workers.rollout.tools.plain_text import ControlTokens
 
 MODEL = "actor_rollout_ref.model"
 TEMPLATE = f"environment=chat: the chat template of {MODEL}.path"
@@ -130,18 +130,6 @@ class ChatTemplate:
         tokens = tokens[len(begin) :] if tokens[: len(begin)] == begin else tokens
         ends = [i for i, token in enumerate(tokens) if token in self.ends]
         return tokens[: ends[-1] + 1] if ends else tokens
-
-    def example(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return a call as the template renders it, for a model that has written a broken one, or else in JSON."""
-        try:
-            tokens = self.turn("", [Call(name, json.dumps(arguments, ensure_ascii=False))])
-        except Exception:  # a template may raise anything, and must not end the run
-            return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-        end = len(tokens)
-        while end and (tokens[end - 1] in self.ends or not self.builder.tokenizer.decode(tokens[end - 1]).strip()):
-            end -= 1
-        text = without_thoughts(self.builder.tokenizer.decode(tokens[:end]))
-        return spaced(text, self.control_tokens.special.values()).strip()
 
     def _rendered(self, message: dict[str, Any]) -> list[int]:
         """Return the tokens of a message of the assistant, behind a question."""

@@ -1,14 +1,13 @@
 """The environment of `environment=gym`: anything with `reset` and `step`. An action is a turn of the model, or what
-stands in a tag of it.
+stands in a tag of it; an observation is a message of the user.
 
-    observation: message    prompt + first observation | turn <|im_end|> | a user message | turn <|im_end|> | …
-    observation: result     prompt + first observation | … <action>go east</action> | <result>…</result> | …
+    prompt + first observation | turn <|im_end|> | a user message | turn <|im_end|> | …
 
 The row's `extra_info.environment` is the task, the first argument of `reset`.
 """
 
 import copy
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -21,7 +20,6 @@ from verl.workers.rollout.environment import Answer, Ends, TurnEnd
 from verl.workers.rollout.gym.openenv import OpenEnvServer
 from verl.workers.rollout.gym.process import Hosts
 from verl.workers.rollout.stateful import Instance, InstanceKeys, InstancePool, State, StatefulEnvironment
-from verl.workers.rollout.tools.protocol import Protocol
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -31,7 +29,6 @@ class GymKeys(InstanceKeys):
     class_path: str | None = None
     url: str | None = Field(default=None, pattern=r"^https?://")
     action_tag: str | None = Field(default=None, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
-    observation: Literal["message", "result"] = "message"
     max_steps: int = Field(default=20, ge=1)
     max_observation_tokens: int = Field(default=1024, ge=1)
     reward: Literal["sum", "last", "task"] = "sum"
@@ -41,8 +38,6 @@ class GymKeys(InstanceKeys):
             raise ValueError(
                 f"environment.class_path={self.class_path}, environment.url={self.url}: expected exactly one"
             )
-        if self.observation == "result" and self.action_tag is None:
-            raise ValueError("environment.observation=result needs environment.action_tag, which ends a turn")
 
 
 def source_of(keys: GymKeys) -> Hosts | OpenEnvServer:
@@ -50,11 +45,11 @@ def source_of(keys: GymKeys) -> Hosts | OpenEnvServer:
 
 
 class Gym(StatefulEnvironment):
-    """The environment of a worker, and by `open` of a prompt. `template` is None where observations are no messages."""
+    """The environment of a worker, and by `open` of a prompt."""
 
-    def __init__(self, keys: GymKeys, protocol: Protocol, template: ChatTemplate | None):
+    def __init__(self, keys: GymKeys, template: ChatTemplate):
         super().__init__(InstancePool(keys))
-        self.keys, self.protocol, self.template = keys, protocol, template
+        self.keys, self.template, self.tokenizer = keys, template, template.builder.tokenizer
         self.call_limit, self.task, self.seed = keys.max_steps, None, 0
         self.source = source_of(keys)
 
@@ -85,14 +80,8 @@ class Gym(StatefulEnvironment):
         return [*before, last | {"content": f"{last['content']}\n\n{first}".strip()}]
 
     def ends(self, turn: Sequence[int], end_tokens: Container[int]) -> TurnEnd:
-        if self.keys.observation == "message":
-            is_end = bool(turn) and turn[-1] in end_tokens
-            return TurnEnd(Ends.TURN if is_end else Ends.NO, len(turn))
-        call = self.protocol.first_call(turn) if turn else None
-        return super().ends(turn, end_tokens) if call is None else TurnEnd(Ends.TURN, call[0])
-
-    def stops(self, turn: Sequence[int]) -> list[str]:
-        return self.protocol.stops(turn) if self.keys.observation == "result" else []
+        is_end = bool(turn) and turn[-1] in end_tokens
+        return TurnEnd(Ends.TURN if is_end else Ends.NO, len(turn))
 
     async def answer(self, state: State | None, turn: Sequence[int], max_tokens: int) -> Answer:
         if (action := self._action(turn)) is None:  # the environment does not see this turn
@@ -105,36 +94,27 @@ class Gym(StatefulEnvironment):
 
     def _action(self, turn: Sequence[int]) -> str | None:
         """Return the action of a turn, behind its thoughts; None if its tag is missing."""
-        if self.keys.observation == "result":
-            return self.protocol.call(turn)[1]
-        text = without_thoughts(self.protocol.text_of(turn)).rpartition("<|message|>")[2]  # gpt-oss's last channel
+        said = self.tokenizer.decode(list(turn), skip_special_tokens=False)
+        text = without_thoughts(said).rpartition("<|message|>")[2]  # gpt-oss's last channel
         if (tag := self.keys.action_tag) is not None:
             before, closed, _ = text.partition(f"</{tag}>")
             _, opened, text = before.rpartition(f"<{tag}>")
             if not (closed and opened):
                 return None
-        return self.protocol.control_tokens.removed(text).strip()
+        return self.template.control_tokens.removed(text).strip()
 
     def _tokens(self, turn: Sequence[int], observation: str, max_tokens: int) -> list[int]:
         """Return an observation's tokens; none if they do not fit."""
-        if self.template is None:
-            return self.protocol.result_ids(observation, min(self.keys.max_observation_tokens, max_tokens))
         tokens = self.template.message(turn, {"role": "user", "content": self._shown(observation)})
         return tokens if len(tokens) <= max_tokens else []
 
     def _shown(self, observation: str) -> str:
         """Return an observation without control tokens, cut where it is too long."""
-        text, tokenizer = self.protocol.control_tokens.harmless(observation), self.protocol.tokenizer
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        return text if len(ids) <= (n := self.keys.max_observation_tokens) else tokenizer.decode(ids[:n])
+        text = self.template.control_tokens.harmless(observation)
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return text if len(ids) <= (n := self.keys.max_observation_tokens) else self.tokenizer.decode(ids[:n])
 
     def counted_rewards(self, rewards: Sequence[float]) -> list[float] | None:
         if self.keys.reward == "task":
             return None
         return list(rewards) if self.keys.reward == "sum" else [0.0] * (len(rewards) - 1) + list(rewards[-1:])
-
-
-def make_gym(keys: GymKeys, tokenizer, template: Callable[[], ChatTemplate]) -> Gym:
-    """Return the environment of a worker; `template` is called if observations are messages."""
-    protocol = Protocol(tokenizer, [keys.action_tag or "action"])
-    return Gym(keys, protocol, template() if keys.observation == "message" else None)

@@ -13,17 +13,8 @@ arguments. The tool box (tool_box.py) handles time limits, concurrency, retries 
 
 import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-
-
-@dataclass(frozen=True)
-class ToolOutput:
-    """A tool's text for the model, and whether it came from a cache."""
-
-    text: str
-    cached: bool = False
 
 
 class ToolError(Exception):
@@ -61,7 +52,7 @@ class ToolSession(ABC):
     # whether it has ended by no fault of a call; it is then replaced by one that makes the calls again
     is_lost: bool = False
 
-    async def execute(self, content: str, *, timeout: float) -> str | ToolOutput:
+    async def execute(self, content: str, *, timeout: float) -> str:
         """Run one call, as `BaseTool.execute`; one at a time. A tool with its own `execute_in` does not need it."""
         raise NotImplementedError
 
@@ -78,14 +69,10 @@ class BaseTool(ABC):
 
     name: str
     trigger_tag: str
-    # text for the prompt with `describe_in_prompt=true`: what the tool does and what a call must hold; empty for none
-    description: str = ""
-    # sentence about the tool for the chat template of `environment=chat`; empty: `description`
+    # sentence about the tool for the chat template of `environment=chat`
     summary: str = ""
     # name of the argument that holds the text of a call in `environment=chat`; None if `schema` names the arguments
     argument: str | None = "text"
-    # number of lost connections that calls have opened anew; it only grows
-    restarts: int = 0
     # whether the calls of a trajectory share a session; a tree's other branches make its calls again in a new session
     has_session: bool = False
     # whether a call that is made again must return the same text, so that a branch is left out where it does not
@@ -107,7 +94,7 @@ class BaseTool(ABC):
 
     def function(self) -> dict[str, Any]:
         """Return the tool as a chat template describes it, a function in OpenAI's format."""
-        return function_of(self.trigger_tag, self.summary or self.description, self.schema)
+        return function_of(self.trigger_tag, self.summary, self.schema)
 
     def content_of(self, arguments: dict[str, Any]) -> str:
         """Return the text that `execute` takes for a call with these arguments, which `schema` allows."""
@@ -117,7 +104,7 @@ class BaseTool(ABC):
         """Return a new session of the tool's group, which its first call opens; for tools with `has_session`."""
         raise NotImplementedError
 
-    async def execute_in(self, session: ToolSession, content: str, *, timeout: float) -> str | ToolOutput:
+    async def execute_in(self, session: ToolSession, content: str, *, timeout: float) -> str:
         """Run one call in a session of the tool's group, as `execute`; calls of one session do not overlap."""
         return await session.execute(content, timeout=timeout)
 
@@ -138,7 +125,7 @@ class BaseTool(ABC):
         """
 
     @abstractmethod
-    async def execute(self, content: str, *, timeout: float) -> str | ToolOutput:
+    async def execute(self, content: str, *, timeout: float) -> str:
         """Run one call; raise ToolError if it fails.
 
         `content` is the text between the tags; the model wrote it, so it may be hostile. After `timeout` seconds the

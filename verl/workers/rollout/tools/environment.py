@@ -9,7 +9,7 @@ before their first call share nothing.
 import asyncio
 import copy
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from operator import itemgetter
 from statistics import fmean
 from typing import Any
@@ -32,10 +32,6 @@ from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolCall
 
 MALFORMED = "malformed"  # error kind of a call that did not reach its tool
-DESCRIPTION = (
-    "You can call the tools below. Write a call as <tag>arguments</tag>, with the tag of the tool; what it returns "
-    "follows between <result> and </result>."
-)
 MAX_FAULT_CHARS = 300  # largest number of characters kept of a tool's report of its own fault
 
 # pairs of a group of tools and the state of its session, in order of names; groups that were not called are left out
@@ -50,12 +46,6 @@ class Tools(Environment):
         self.sessions = ToolSessions(tools, self.pool)
         self.call_limit = tools.config.call_limit
         self.max_result_tokens = tools.config.max_result_tokens
-        self.description = self._description(tools.tools) if tools.config.describe_in_prompt else ""
-        if tools.config.describe_in_prompt and not self.description:
-            raise ValueError(
-                "actor_rollout_ref.rollout.tools.describe_in_prompt=true: none of the tools "
-                f"{', '.join(self.tools.tools)} describes itself; set it to false, and let the data's prompts name them"
-            )
 
     def open(self, row: Mapping[str, Any], seed: int) -> "Tools":
         """Return the environment with the tools that the row selects: of others, no tag ends a turn."""
@@ -63,7 +53,6 @@ class Tools(Environment):
         opened.sessions = ToolSessions(self.tools, self.pool)
         if len(selected) < len(self.tools.tools):
             opened.protocol = self.protocol.with_tools(selected)
-            opened.description = self.description and self._description(selected)
         return opened
 
     async def close(self) -> None:
@@ -71,13 +60,6 @@ class Tools(Environment):
 
     async def stop(self) -> None:
         await self.tools.close()
-
-    def _description(self, tags: Iterable[str]) -> str:
-        """Return the text for a prompt's system message; empty if none of the tools describes itself."""
-        described = {tag: text for tag in tags if (text := self.tools.tools[tag].description)}
-        # Descriptions are text from outside, as results are.
-        lines = [f"- <{tag}>: {self.protocol.harmless(text)}" for tag, text in described.items()]
-        return "\n".join([DESCRIPTION, *lines]) if lines else ""
 
     def stops(self, turn: Sequence[int]) -> list[str]:
         return self.protocol.stops(turn)
@@ -102,7 +84,7 @@ class Tools(Environment):
 def description_of(call: ToolCall) -> dict[str, Any]:
     """Return the description of a call for metrics and the viewer, in JSON's types."""
     about = {"tool": call.tool, "ok": call.ok, "seconds": round(call.seconds, 4)}
-    about |= {name: getattr(call, name) for name in ("cached", "retries", "restarts", "error") if getattr(call, name)}
+    about |= {"error": call.error} if call.error else {}
     return about | ({"fault": one_line(call.text, MAX_FAULT_CHARS)} if call.own_fault else {})
 
 
@@ -116,9 +98,6 @@ def call_metrics(calls: Sequence[dict]) -> dict[str, float]:
             f"tool_{tool}/failures": sum(not call["ok"] for call in own_calls),
             f"tool_{tool}/own_faults": sum("fault" in call for call in own_calls),
             f"tool_{tool}/malformed": sum(call.get("error") == MALFORMED for call in own_calls),
-            f"tool_{tool}/retries": sum(call.get("retries", 0) for call in own_calls),
-            f"tool_{tool}/restarts": sum(call.get("restarts", 0) for call in own_calls),
-            f"tool_{tool}/cache_hits": sum(call.get("cached", False) for call in own_calls),
             f"tool_{tool}/seconds": fmean(call["seconds"] for call in own_calls),
         }
     return {name: float(value) for name, value in metrics.items()}

@@ -22,8 +22,8 @@ from pydantic.dataclasses import dataclass as keys_dataclass
 
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import result_in_thread
-from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput, ToolSession, ToolSet
-from verl.workers.rollout.tools.tool_runners import ToolProcess, ToolThread, runs_in_process
+from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolSession, ToolSet
+from verl.workers.rollout.tools.tool_runners import ToolThread
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +48,6 @@ class ToolsConfig:
         tool_instances: name -> {class_path, params}; null switches a tool off.
         verbose_logging: whether every call is logged, not only the first failure of each kind.
         fail_on_error: whether a tool that cannot be loaded ends the run; otherwise it is reported and left out.
-        describe_in_prompt: whether every prompt's system message names the tools that describe themselves, such as
-            those of an MCP server, with their descriptions and the schemas of their arguments.
     """
 
     call_limit: int = Field(default=3, ge=0)
@@ -59,7 +57,6 @@ class ToolsConfig:
     max_result_tokens: int = Field(default=1024, ge=1)
     verbose_logging: bool = False
     fail_on_error: bool = True
-    describe_in_prompt: bool = False
     tool_instances: dict[str, Any] = Field(default_factory=dict)
 
     def __post_init__(self):
@@ -112,12 +109,6 @@ def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool] |
     return cls, params
 
 
-def _made(name: str, instance: Mapping[str, Any]) -> BaseTool | ToolSet:
-    cls, params = tool_class(name, instance)
-    with _named(name):
-        return cls(**params)
-
-
 @dataclass(frozen=True)
 class ToolCall:
     """The outcome of a call."""
@@ -126,9 +117,6 @@ class ToolCall:
     text: str  # for the model, also after a failure
     ok: bool
     seconds: float  # of all attempts, without the waits for a free place and between attempts
-    retries: int = 0
-    restarts: int = 0  # number of lost connections that were opened anew
-    cached: bool = False
     error: str | None = None  # a failure's `kind`
     own_fault: bool = False  # whether the tool is at fault
     ended_session: bool = False
@@ -141,11 +129,9 @@ class ToolBox:
         self.config = config
         self.tools: dict[str, BaseTool] = {}
         self._threads: dict[str, ToolThread] = {}  # tag -> thread
-        self._processes: dict[str, ToolProcess] = {}  # tag -> process of a tool that never awaits
         self._places = asyncio.Semaphore(config.max_workers)
         self._group_places: dict[str, asyncio.Semaphore] = {}  # group of tools -> places for its `calls_at_once`
         self._logged: set[tuple[str, str]] = set()
-        self._counted_restarts: dict[str, int] = {}  # tag -> restarts that some call has reported
         for name, instance in config.tool_instances.items():
             self._load(name, instance)
         if not self.tools:
@@ -154,7 +140,9 @@ class ToolBox:
     def _load(self, name: str, instance: Mapping[str, Any]) -> None:
         key = f"{_SECTION}.tool_instances.{name}"
         try:
-            made = _made(name, instance)
+            cls, params = tool_class(name, instance)
+            with _named(name):
+                made = cls(**params)
         except Exception as error:
             if self.config.fail_on_error:
                 raise
@@ -169,8 +157,6 @@ class ToolBox:
             if tool.calls_at_once is not None:
                 self._group_places.setdefault(tool.group, asyncio.Semaphore(tool.calls_at_once))
             self.tools[tag], self._threads[tag] = tool, ToolThread(tool.name)
-            if tool is made and runs_in_process(type(made), instance["class_path"]):
-                self._processes[tag] = ToolProcess(tool.name, _made, (name, dict(instance)))
 
     def selected_by(self, row: Mapping[str, Any]) -> list[str]:
         """Return the tags that a row selects by `extra_info.tool_selection` or a column `tools`, by default all."""
@@ -201,7 +187,7 @@ class ToolBox:
     async def start(self) -> None:
         """Check that every tool works; raise ValueError if not, or with `fail_on_error=false` log it."""
         for tool in self.tools.values():
-            _, error, _ = await self._retried(partial(self._try_start, tool))
+            _, error = await self._retried(partial(self._try_start, tool))
             message = f"{_SECTION}.tool_instances.{tool.name}: its calls would fail: {error}"
             if error is not None and self.config.fail_on_error:
                 raise ValueError(message) from error
@@ -210,9 +196,8 @@ class ToolBox:
 
     async def _try_start(self, tool: BaseTool) -> tuple[None, ToolError | None]:
         seconds = max(self.config.timeout, START_SECONDS)
-        runner = self._processes.get(tool.trigger_tag, tool)
         try:
-            await self._threads[tool.trigger_tag].run(partial(runner.start, timeout=seconds), seconds)
+            await self._threads[tool.trigger_tag].run(partial(tool.start, timeout=seconds), seconds)
         except ToolError as error:
             return None, error
         except asyncio.TimeoutError:
@@ -220,21 +205,21 @@ class ToolBox:
         return None, None
 
     async def _retried(self, attempt: Callable[[], Awaitable[tuple[Any, ToolError | None]]]):
-        """Return the last attempt's value and error, and the number of retries, if the errors allow them."""
+        """Return the value and error of the last attempt, of `retry_count` further ones if the errors allow them."""
         wait = FIRST_WAIT
-        for retries in range(self.config.retry_count + 1):
+        for _ in range(self.config.retry_count):
             value, error = await attempt()
-            if error is None or not error.retry or retries == self.config.retry_count:
-                break
+            if error is None or not error.retry:
+                return value, error
             await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
-        return value, error, retries
+        return await attempt()
 
     async def close(self) -> None:
         """Close what the tools have opened: sandboxes, connections, caches."""
         for tag, tool in self.tools.items():
             try:
-                await self._threads[tag].run(self._processes.get(tag, tool).close, CLOSE_SECONDS)
+                await self._threads[tag].run(tool.close, CLOSE_SECONDS)
             except Exception as error:  # an error here must not hide why the tools are closed, nor keep others open
                 logger.warning(f"tool {tool.name} did not end what it has started: {error!r}")
             finally:
@@ -246,7 +231,7 @@ class ToolBox:
         # A session has a connection of its own, and no two calls at once.
         limit = nullcontext() if session else self._group_places.get(tool.group, nullcontext())
 
-        async def attempt() -> tuple[ToolOutput, ToolError | None]:
+        async def attempt() -> tuple[str, ToolError | None]:
             nonlocal seconds
             async with limit, self._places:
                 started = time.perf_counter()
@@ -254,33 +239,24 @@ class ToolBox:
                 seconds += time.perf_counter() - started
                 return outcome
 
-        output, error, retries = await self._retried(attempt)
-        restarts = tool.restarts - self._counted_restarts.get(tag, 0)
-        self._counted_restarts[tag] = self._counted_restarts.get(tag, 0) + restarts
+        text, error = await self._retried(attempt)
         kind, *faults = (None, False, False) if error is None else (error.kind, error.own_fault, error.ends_session)
         if self.config.verbose_logging:
             logger.warning(f"tool {tool.name}: {kind or 'ok'} in {seconds:.2f} s")
-        return ToolCall(tool.name, output.text, error is None, seconds, retries, restarts, output.cached, kind, *faults)
+        return ToolCall(tool.name, text, error is None, seconds, kind, *faults)
 
     async def close_session(self, tag: str, session: ToolSession) -> None:
         await self._threads[tag].run(session.close, CLOSE_SECONDS)
 
-    async def _attempt(
-        self, tool: BaseTool, content: str, session: ToolSession | None
-    ) -> tuple[ToolOutput, ToolError | None]:
+    async def _attempt(self, tool: BaseTool, content: str, session: ToolSession | None) -> tuple[str, ToolError | None]:
         """Return the text for the model, and a failed attempt's error; a tool's fault must not end the training."""
         timeout, thread = self.config.timeout, self._threads[tool.trigger_tag]
-        process = None if session else self._processes.get(tool.trigger_tag)
+        execute = partial(tool.execute_in, session) if session else tool.execute
         try:
-            async with process.one_call if process else nullcontext():
-                if process is not None:
-                    await thread.run(process.ready, START_SECONDS)
-                execute = partial(tool.execute_in, session) if session else (process or tool).execute
-                output = await thread.run(partial(execute, content, timeout=timeout), timeout)
-            output = output if isinstance(output, ToolOutput) else ToolOutput(output)
-            if not isinstance(output.text, str):
-                raise TypeError(f"{tool.name} returned {output.text!r:.200}, expected a text")
-            return output, None
+            text = await thread.run(partial(execute, content, timeout=timeout), timeout)
+            if not isinstance(text, str):
+                raise TypeError(f"{tool.name} returned {text!r:.200}, expected a text")
+            return text, None
         except ToolError as fault:
             error = fault
         except asyncio.TimeoutError:
@@ -294,7 +270,7 @@ class ToolBox:
         if (tool.name, error.kind) not in self._logged:
             self._logged.add((tool.name, error.kind))
             logger.warning(f"tool {tool.name} failed ({error.kind}); further ones are counted only", exc_info=error)
-        return ToolOutput(f"Error: {error}"), error
+        return f"Error: {error}", error
 
 
 def try_tools(config: ToolsConfig, tree: str | None = "plain") -> None:

@@ -21,7 +21,7 @@ from verl.tools.function_tool import FunctionTool, load_function_tools_from_path
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolSet
-from verl.workers.rollout.tools.function_calls import call_arguments, describe_function
+from verl.workers.rollout.tools.function_calls import call_arguments
 from verl.workers.rollout.tools.plain_text import one_line
 
 MAX_MESSAGE_CHARS = 300  # largest number of characters of an exception's text for the model
@@ -43,7 +43,6 @@ class _FunctionWithSchema(BaseTool):
         self._tool_schema, self._respond, function = tool_schema, respond, tool_schema.function
         self.name = self.trigger_tag = function.name
         self.schema = function.parameters.model_dump(exclude_none=True)
-        self.description = describe_function(function.description, self.schema)
 
     def function(self) -> dict[str, Any]:
         """Return the schema as upstream gives it to a chat template."""

@@ -1,7 +1,7 @@
 """An MCP server without the package `mcp`, with faults that the package would not have: python raw_server.py.
 
 It answers one request after the other and, as servers in TypeScript do, writes a reply's id last. `measure` has an
-output schema and answers with text only; `huge` sends 100 MB in one line; `fail` exits or hangs.
+output schema and answers with text only; `fail` exits or hangs.
 """
 
 import json
@@ -13,7 +13,7 @@ import time
 ANY = {"type": "object"}
 TOOLS = [
     {"name": "measure", "inputSchema": ANY, "outputSchema": {"type": "object", "required": ["meters"]}},
-    *({"name": name, "inputSchema": ANY} for name in ("wait", "huge", "fail")),
+    *({"name": name, "inputSchema": ANY} for name in ("wait", "fail")),
 ]
 SERVER = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "raw", "version": "1"}}
 
@@ -52,10 +52,4 @@ for request in map(json.loads, sys.stdin):
     params = request.get("params") or {}
     if "id" not in request:
         continue
-    if params.get("name") == "huge":
-        sys.stdout.write('{"result": {"structuredContent": {"id": 0, "text": "')
-        for _ in range(100):
-            sys.stdout.write("x" * 1_000_000)
-        print(f'"}}, "content": []}}, "jsonrpc": "2.0", "id": {request["id"]}}}', flush=True)
-    else:
-        print(json.dumps(outcome(request["method"], params) | {"jsonrpc": "2.0", "id": request["id"]}), flush=True)
+    print(json.dumps(outcome(request["method"], params) | {"jsonrpc": "2.0", "id": request["id"]}), flush=True)

@@ -109,14 +109,14 @@ async def test_a_session_without_its_place_is_not_brought_back_by_calls_that_mus
 
 
 async def test_a_session_that_has_ended_is_not_replaced_by_an_empty_one():
-    async with sessions_of({"command": RAW, "session": "trajectory"}) as sessions:
-        _, states = await sessions.call(None, "measure", "")
-        ended, states = await sessions.call(states, "fail", '{"seconds": 0}')
-        after, _ = await sessions.call(states, "measure", "")
-        other, _ = await sessions.call(None, "measure", "")
-    assert (ended.error, ended.retries) == ("cut_off", 0)
-    assert after.text == "Error: measure: the session has ended, and what its calls left behind is lost"
-    assert after.own_fault and other.text == "3 meters"
+    async with sessions_of({"command": COMMAND, "session": "trajectory"}) as sessions:
+        _, states = await sessions.call(None, "count", '{"number": 2}')
+        ended, states = await sessions.call(states, "search", "exit")
+        after, _ = await sessions.call(states, "total", "")
+        other, _ = await sessions.call(None, "total", "")
+    assert ended.error == "cut_off"
+    assert after.text == "Error: total: the session has ended, and what its calls left behind is lost"
+    assert after.own_fault and other.text == "0"
 
 
 # ---- limits ----
@@ -124,19 +124,16 @@ async def test_a_session_that_has_ended_is_not_replaced_by_an_empty_one():
 
 def test_a_call_that_waits_for_its_connection_takes_no_time():
     """The server takes 8 seconds for 16 calls."""
-    with box({"command": RAW, "request_timeout": 3}, timeout=4) as made:
+    with box({"command": RAW}, timeout=4) as made:
         outcomes = calls(made, *['{"seconds": 0.5}'] * 16, tag="wait")
-    assert [(outcome.ok, outcome.retries, outcome.restarts) for outcome in outcomes] == [(True, 0, 0)] * 16
-    assert all(outcome.seconds < 2 for outcome in outcomes)
+    assert all(outcome.ok and outcome.seconds < 2 for outcome in outcomes)
 
 
-def test_an_address_has_more_calls_at_once_and_the_config_sets_their_number():
-    with over_http() as params:
-        for server in (params, {"command": COMMAND, "calls_at_once": 8}):
-            with box(server) as made:
-                started = time.monotonic()
-                calls(made, *['{"seconds": 1}'] * 8, tag="wait")
-                assert time.monotonic() - started < 4
+def test_an_address_has_several_calls_at_once():
+    with over_http() as params, box(params) as made:
+        started = time.monotonic()
+        calls(made, *['{"seconds": 1}'] * 8, tag="wait")
+        assert time.monotonic() - started < 4
 
 
 # ---- what the model reads ----
@@ -191,16 +188,14 @@ def processes() -> set[int]:
     return pids
 
 
-@pytest.mark.parametrize(("seconds", "error"), [(0, "cut_off"), (300, "timeout")])
-def test_a_server_that_exits_or_hangs_in_a_call_leaves_no_children(seconds, error):
+@pytest.mark.parametrize("seconds", [0, 300])
+def test_a_server_that_exits_or_hangs_in_a_call_leaves_no_children(seconds):
+    """Also one that exits is noticed by the time limit alone, as its children hold its standard output."""
     before = processes()
-    with box({"command": RAW, "request_timeout": 6}, retry_count=0) as made:
+    with box({"command": RAW}, timeout=6, retry_count=0) as made:
         outcome = call(made, json.dumps({"seconds": seconds}), "fail")
-        assert outcome.error == error and outcome.own_fault and outcome.seconds < (4 if seconds == 0 else 8)
-        if seconds == 0:
-            assert call(made, "", "measure").restarts == 1
-        else:
-            assert len(processes() - before) == 3
+        assert outcome.error == "timeout" and outcome.own_fault and outcome.seconds < 9
+        assert len(processes() - before) == (2 if seconds == 0 else 3)
     assert processes() <= before
 
 
@@ -210,19 +205,3 @@ def test_a_server_that_hangs_at_its_start_leaves_no_children(monkeypatch):
     with pytest.raises(ValueError, match="does not work: no answer in 3 seconds"):
         try_tools(config({"command": RAW, "pass_env": ["HANG"], "start_timeout": 3}))
     assert time.monotonic() - started < 15 and processes() <= before
-
-
-def peak_megabytes() -> float:
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
-
-
-def test_a_huge_line_is_an_error_of_its_call_in_little_memory():
-    with box({"command": RAW}, retry_count=0) as made:
-        assert call(made, "", "measure").ok
-        Path("/proc/self/clear_refs").write_text("5")  # from now on VmHWM is the peak
-        before = peak_megabytes()
-        outcome = call(made, "", "huge")
-        assert outcome.text == "Error: huge failed: more than 8000000 bytes" and outcome.seconds < 20
-        assert peak_megabytes() - before < 50
-        assert call(made, "", "measure").restarts == 0

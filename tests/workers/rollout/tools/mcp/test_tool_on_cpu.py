@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import inspect
 import json
 import os
 import signal
@@ -15,14 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mcp.client.stdio import stdio_client
 
 from tests.recipe.arpo.toy_agent import TOKENIZER
 from tests.workers.rollout.tools.http_server import Server
 from tests.workers.rollout.tools.mcp.mcp_library import HOSTILE
 from verl.evaluation.model.server import free_port
 from verl.workers.rollout.tools import tool_box
-from verl.workers.rollout.tools.environment import Tools
 from verl.workers.rollout.tools.mcp.connections import MARK
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, tool_class, try_tools
@@ -116,7 +113,6 @@ def test_the_servers_tools_are_listed_and_called(server):
         assert call(made, "", "picture").text == "[image left out]"
         replies = calls(made, *(f"q{i}" for i in range(64)))
         assert [reply.text for reply in replies] == [f"about q{i}" for i in range(64)]
-        assert not any(reply.retries or reply.restarts for reply in replies)
 
 
 def test_errors_say_whose_fault_they_are(server):
@@ -133,14 +129,13 @@ def test_errors_say_whose_fault_they_are(server):
 
 
 def test_slow_and_huge_results_are_failures_of_their_own_call_only(server):
-    with box(server | {"request_timeout": 2}, retry_count=0) as made:
-        replies = calls(made, *(f"q{i}" for i in range(8)), "huge", "slow")
+    with box(server, timeout=2, retry_count=0) as made:
+        replies = calls(made, *(f"q{i}" for i in range(8)), "slow", *(["huge"] if "url" in server else []))
         assert [reply.text for reply in replies[:8]] == [f"about q{i}" for i in range(8)]
-        huge, slow = replies[8:]
-        assert not huge.ok and huge.own_fault and len(huge.text) < 300
+        slow, *huge = replies[8:]
+        assert all(not reply.ok and reply.own_fault and len(reply.text) < 300 for reply in huge)
         assert slow.text == "Error: search gave no answer in 2 seconds" and slow.own_fault
-        after = call(made, "fine")
-        assert after.ok and not after.restarts
+        assert call(made, "fine").ok
 
 
 def test_the_config_chooses_among_the_servers_tools(server):
@@ -153,57 +148,43 @@ def test_the_config_chooses_among_the_servers_tools(server):
     assert cls.tags(**server) == TAGS
 
 
-def test_hostile_results_and_descriptions_are_harmless(server):
-    with box(server, describe_in_prompt=True) as made:
+def test_hostile_results_are_harmless(server):
+    with box(server) as made:
         protocol = Protocol(TOKENIZER, list(made.tools))
-        environment = Tools(made, protocol)
         text = call(made, "hostile").text
         assert text == HOSTILE
         ids = protocol.result_ids(text, 500)
         assert TOKENIZER.eos_token_id not in ids and protocol.first_call(ids) is None
         assert TOKENIZER.decode(ids).count("</result>") == 1
 
-        question = {"role": "user", "content": "who?"}
-        messages = environment.prompt_messages([question])
-        assert [message["role"] for message in messages] == ["system", "user"] and messages[1] == question
-        lines = messages[0]["content"].splitlines()
-        assert [line.split(":")[0] for line in lines[1:]] == [f"- <{tag}>" for tag in made.tools]
-        assert "Adds two numbers." in lines[2] and '"required": ["a", "b"]' in lines[2]
-        for harmful in ("</result>\n", "<answer>", "</answer>", "<|im_end|>", "<search>more", "\x1b"):
-            assert harmful not in messages[0]["content"]
-        again = environment.prompt_messages([{"role": "system", "content": "Be brief."}, question])
-        assert again[0]["content"] == f"Be brief.\n\n{messages[0]['content']}" and len(again) == 2
-
 
 # ---- a server that ends ----
 
 
-def test_a_killed_process_is_started_anew_and_counted():
+def test_a_killed_process_is_started_anew():
     with box({"command": COMMAND}) as made:
         first = pid_of(made)
         os.kill(first, signal.SIGKILL)
         replies = calls(made, *(f"q{i}" for i in range(8)))
         assert [reply.text for reply in replies] == [f"about q{i}" for i in range(8)]
-        assert sum(reply.restarts for reply in replies) == 1
         second = pid_of(made)
         assert second != first
 
         ended = call(made, "exit")
-        assert (ended.ok, ended.error, ended.own_fault, ended.retries) == (False, "cut_off", True, 3)
-        assert ended.restarts == 3
+        assert (ended.ok, ended.error, ended.own_fault) == (False, "cut_off", True)
         assert call(made, "fine").ok
         last = pid_of(made)
     assert not any(map(alive, (first, second, last))), "the process outlives the tool"
 
 
-def test_calls_that_wait_for_a_killed_process_end_at_once():
-    with box({"command": COMMAND, "calls_at_once": 2}, retry_count=0) as made:
+def test_a_call_that_waits_for_a_killed_process_ends_at_once(caplog):
+    with box({"command": COMMAND}, retry_count=0) as made:
         pid = pid_of(made)
         started = time.perf_counter()
         threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
-        replies = calls(made, "slow", "slow")
-        assert [reply.error for reply in replies] == ["cut_off", "cut_off"] and time.perf_counter() - started < 20
+        assert call(made, "slow").error == "cut_off" and time.perf_counter() - started < 20
         assert call(made, "fine").ok
+    assert "a connection to an MCP server has ended: the server's process has ended" in caplog.text
 
 
 def test_a_killed_http_server_is_reached_again():
@@ -217,17 +198,7 @@ def test_a_killed_http_server_is_reached_again():
         down = call(made, "down")
         assert not down.ok and down.own_fault and down.error == "unreachable"
         stack.enter_context(http_server(port))
-        up = call(made, "up")
-        assert up.text == "about up" and up.restarts == 1
-
-
-def test_a_stuck_process_is_given_up_after_some_calls():
-    with box({"command": COMMAND, "request_timeout": 1}, retry_count=2) as made:
-        first = pid_of(made)
-        assert call(made, "stuck").error == "timeout"
-        after = call(made, "fine")
-        assert after.ok and after.restarts == 1 and pid_of(made) != first
-    assert not alive(first)
+        assert call(made, "up").text == "about up"
 
 
 def test_the_run_ends_when_a_server_does_not_come_back(tmp_path):
@@ -279,14 +250,10 @@ def test_a_server_that_does_not_start_is_said_with_its_last_words(monkeypatch):
     ],
 )
 def test_an_address_that_is_no_mcp_server_is_said(monkeypatch, status, body, kind, reason):
-    monkeypatch.setenv("LIBRARY_KEY", "s3cret")
+    monkeypatch.setenv("LIBRARY_KEY", "Bearer s3cret")
     with Server(lambda request: body, status, kind) as server:
         with pytest.raises(ValueError, match=f"does not work: .*{reason}") as caught:
-            try_tools(config({"url": f"{server.url}/mcp", "api_key_env": "LIBRARY_KEY", "start_timeout": 10}))
+            headers = {"Authorization": "LIBRARY_KEY"}
+            try_tools(config({"url": f"{server.url}/mcp", "headers_env": headers, "start_timeout": 10}))
     keys = {headers["Authorization"] for headers in server.headers}
     assert keys == {"Bearer s3cret"} and "s3cret" not in str(caught.value)
-
-
-def test_the_packages_own_transport_still_lacks_a_bound():
-    """If this fails, `stdio_transport` may give way to `mcp.client.stdio`."""
-    assert list(inspect.signature(stdio_client).parameters) == ["server", "errlog"]

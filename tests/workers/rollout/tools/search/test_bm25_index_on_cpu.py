@@ -147,7 +147,7 @@ def test_a_kept_index_answers_the_same_and_belongs_to_its_corpus(tmp_path):
     assert [path.name for path in folder.parent.iterdir()] == ["index"], "something temporary is left"
 
     write_jsonl(corpus, ANIMALS[:2])
-    with pytest.raises(ValueError, match="index: corpus_sha256 differ"):
+    with pytest.raises(ValueError, match="index: no search index, or one of another corpus"):
         open_index(corpus, folder)
 
 
@@ -156,14 +156,11 @@ def test_a_damaged_index_and_a_folder_of_something_else(tmp_path):
     open_index(corpus, folder)
     with (folder / "documents.arrow").open("r+b") as file:
         file.truncate(100)
-    with pytest.raises(ValueError, match="index: sizes differ"):
-        open_index(corpus, folder)
-    (folder / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match="not a search index, or a damaged one"):
+    with pytest.raises(ValueError, match="Arrow"):
         open_index(corpus, folder)
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match="home: not a search index"):
+    with pytest.raises(ValueError, match="home: no search index"):
         open_index(corpus, tmp_path / "home")
     assert (tmp_path / "home" / "thesis.tex").exists()
 

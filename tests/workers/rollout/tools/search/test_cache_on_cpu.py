@@ -1,5 +1,6 @@
 """The search cache: shared by processes that may be killed, bounded, never thrown away by itself, and private."""
 
+import asyncio
 import os
 import random
 import signal
@@ -13,6 +14,7 @@ import time
 
 import pytest
 
+from tests.workers.rollout.tools.search.animals import ANIMALS, write_jsonl
 from verl.workers.rollout.tools.search import cache as search_cache
 from verl.workers.rollout.tools.search.cache import SearchCache, node_folder
 from verl.workers.rollout.tools.search.tool import LocalSearchTool
@@ -74,7 +76,8 @@ def test_killed_writers_lose_at_most_the_entry_in_flight(tmp_path):
     assert any(writer.wait() == -signal.SIGKILL for writer in writers), "all had ended before"
     done = [log.stat().st_size if log.exists() else 0 for log in logs]
 
-    cache = SearchCache(path)  # looks the whole file through
+    cache = SearchCache(path)
+    assert cache._one("PRAGMA integrity_check") == "ok"
     for w, n_done in enumerate(done):
         assert all(cache.get(f"{w} {i}") == f"{w} {i} " * 100 for i in range(n_done)), f"writer {w} lost entries"
     assert 0 <= n_entries(cache) - sum(done) <= N_WRITERS
@@ -94,28 +97,43 @@ def test_the_oldest_go_when_the_cache_is_full(tmp_path):
     assert n_entries(cache) == len(kept)
 
 
-def test_damaged_files_and_those_of_others_are_named_and_left_alone(tmp_path):
-    path = tmp_path / "cache.sqlite"
+def test_files_that_cannot_be_read_are_logged_and_left_alone(tmp_path, caplog):
+    path, corpus = tmp_path / "cache.sqlite", write_jsonl(tmp_path / "c.jsonl", ANIMALS)
+    for content in (random.Random(1).randbytes(20_000), b'{"otter": "1."}'):
+        path.write_bytes(content)
+        assert "mole" in search(corpus, path) and path.read_bytes() == content
+        assert "cache.sqlite is left unused: file is not a database" in caplog.text
+        caplog.clear()
+    assert "mole" in search(corpus, tmp_path) and "left unused: unable to open" in caplog.text
+    with pytest.raises(ValueError, match="size"):
+        SearchCache(tmp_path / "c", size_mb=0)
+
+
+def test_a_damaged_file_answers_or_is_logged(tmp_path, caplog):
+    path, corpus = tmp_path / "cache.sqlite", write_jsonl(tmp_path / "c.jsonl", ANIMALS)
     cache = SearchCache(path)
     for i in range(300):
         cache.put(f"{i}", "x" * 1000)
     cache.close()
-    whole, half, noise = path.read_bytes(), path.stat().st_size // 2, random.Random(1).randbytes(20_000)
-    with sqlite3.connect(tmp_path / "mlflow.db") as other:
-        other.execute("CREATE TABLE runs (id)")
-    hole = whole[:half] + noise + whole[half + len(noise) :]
-    for content in (noise, b'{"otter": "1."}', whole[:half], hole, (tmp_path / "mlflow.db").read_bytes()):
+    whole, half = path.read_bytes(), path.stat().st_size // 2
+    noise = random.Random(1).randbytes(len(whole) - 4096)
+    for content in (whole[:half], whole[:4096] + noise):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="cache.sqlite.*move it away"):
-            SearchCache(path)
-        assert path.read_bytes() == content
+        assert "mole" in search(corpus, path)
+    assert "database disk image is malformed" in caplog.text
 
 
-def test_files_that_cannot_be_opened(tmp_path):
-    with pytest.raises(OSError, match=str(tmp_path)):
-        SearchCache(tmp_path)
-    with pytest.raises(ValueError, match="size"):
-        SearchCache(tmp_path / "c", size_mb=0)
+def search(corpus, cache_file) -> str:
+    """Return what the tool answers, in lower case."""
+
+    async def run():
+        tool = LocalSearchTool(corpus=corpus, cache_file=cache_file)
+        try:
+            return (await tool.execute("mole", timeout=5)).lower()
+        finally:
+            await tool.close()
+
+    return asyncio.run(run())
 
 
 # ---- the folder of a node ----

@@ -4,44 +4,40 @@ An open connection belongs to one task, which opens it and waits until it is to 
 thread. The connection that all trajectories share is opened anew when it has ended, for instance because the server was
 killed. That of one trajectory is not, since what its calls have left behind ends with it.
 
-What a server sends is bounded before it is parsed: a message above MAX_REPLY_BYTES becomes an error of its request. A
-process that is started here gets no more of the environment than the config names, and the variable MARK, by which all
-processes that it has started are ended with it.
+What a server sends over HTTP is bounded before it is parsed: a message above MAX_REPLY_BYTES becomes an error of its
+request. A process that is started here is a program that the user trusts. It gets no more of the environment than the
+config names, and the variable MARK, by which all processes that it has started are ended with it.
 """
 
 import asyncio
 import logging
 import os
-import re
-import signal
+import tempfile
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any, TypeVar
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TextIO, TypeVar
 
 import anyio
 import httpx
 import httpx2
 from mcp import Client, MCPError
 from mcp.client.client import ConnectMode
-from mcp.client.stdio import get_default_environment
+from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp_types import PARSE_ERROR, CallToolResult, ErrorData, JSONRPCError, Tool, jsonrpc_message_adapter
+from mcp_types import CallToolResult, Tool
 
 from verl.utils.marked_processes import kill_marked
 from verl.workers.rollout.tools.base_tool import ToolSession
 from verl.workers.rollout.tools.http_json import MAX_REPLY_BYTES, is_loopback
 from verl.workers.rollout.tools.plain_text import one_line
 
-END_SECONDS = 2.0  # time for a server's process to end after its standard input was closed
-LAST_SECONDS = 0.5  # time to read what a process has written before its end, if another holds its standard output open
+END_SECONDS = 10.0  # time for a connection to end; `stdio_client` takes up to 6.5 s to end its process
 CONNECT_SECONDS = 30.0
-KEPT_ERROR_BYTES = 2000  # of a process's standard error
-MAX_REASON_CHARS = 1000  # of these in a message
+MAX_REASON_CHARS = 1000  # of a process's last words
 MARK = "VERL_MCP_CONNECTION"  # environment variable, different for each connection
-MAX_FAILURES = 3  # number of calls in a row without an answer after which a connection is given up
 MAX_TOOL_PAGES = 100  # of a server's list of tools
 
 T = TypeVar("T")
@@ -105,25 +101,17 @@ class McpConnection(ToolSession):
     def __init__(self, server: McpServer, *, reopens: bool):
         self.server, self.reopens = server, reopens
         self._session: _OpenConnection | None = None
-        self._opened, self._reported, self._failures = 0, 0, 0
+        self._was_open = False
 
     async def client(self) -> Client:
         """Return the client, opened if need be. Raise OpeningError, or ConnectionLost if it does not reopen."""
         if self._session is None or self._session.ended:
-            if self._opened and not self.reopens:
+            if self._was_open and not self.reopens:
                 raise ConnectionLost
-            self._failures, self._session = 0, self.server.open()
-            self._session.opened.add_done_callback(self._count)
-        return await asyncio.shield(self._session.opened)
-
-    def _count(self, opened: "asyncio.Future[Client]") -> None:
-        self._opened += opened.exception() is None
-
-    def new_restarts(self) -> int:
-        """Return the number of openings, without the very first, since the last call of this."""
-        restarts = max(0, self._opened - 1 - self._reported)
-        self._reported += restarts
-        return restarts
+            self._session = self.server.open()
+        client = await asyncio.shield(self._session.opened)
+        self._was_open = True
+        return client
 
     async def list_tools(self) -> list[Tool]:
         client, tools, cursor = await self.client(), [], None
@@ -135,14 +123,9 @@ class McpConnection(ToolSession):
                 break
         return tools
 
-    def note_answer(self) -> None:
-        """Note that the server has answered a call, with a result or an error."""
-        self._failures = 0
-
-    def note_failure(self, *, lost: bool = False) -> None:
-        """Note a call without an answer. The connection ends if it is lost, or after MAX_FAILURES in a row."""
-        self._failures += 1
-        if self._session is not None and (lost or self._failures >= MAX_FAILURES):
+    def drop(self, client: Client) -> None:
+        """End the connection of this client, because the server no longer knows it."""
+        if self._session is not None and self._session.client is client:  # and not one that was opened since then
             self._session.end()
 
     async def close(self) -> None:
@@ -157,6 +140,7 @@ class _OpenConnection:
     def __init__(self, transport: Transport, mode: ConnectMode, seconds: float):
         self._loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[Client] = self._loop.create_future()  # or of an OpeningError
+        self.client: Client | None = None
         self.ended = False  # whether it takes no more calls; its task may still be ending the server
         self._leave = asyncio.Event()
         self.task = asyncio.create_task(self._run(Client(transport, mode=mode, cache=None)))  # it never fails
@@ -166,7 +150,7 @@ class _OpenConnection:
         """End the connection, by force if the server does not let go."""
         self.ended = True
         self._leave.set()
-        self._loop.call_later(3 * END_SECONDS, self.task.cancel)
+        self._loop.call_later(END_SECONDS, self.task.cancel)
 
     def _give_up(self, reason: str) -> None:
         self.ended = True
@@ -180,6 +164,7 @@ class _OpenConnection:
                 # The model reads a result's text, also if the result has no structured content or not that of the
                 # tool's output schema, which would be an error of the client.
                 setattr(client.session, "validate_tool_result", _accept)  # noqa: B010 (mypy refuses the assignment)
+                self.client = client
                 self.opened.set_result(client)
                 try:
                     await self._leave.wait()
@@ -216,124 +201,38 @@ def reason_of(error: BaseException) -> str:
 
 # ---- a process ----
 
-# where a reply's own id stands: before all else, or after all else as servers in TypeScript write it
-FIRST_ID = rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\b'
-LAST_ID = rb'"id"\s*:\s*(\d{1,18})\s*\}\s*$'
-
 
 @asynccontextmanager
 async def stdio_transport(command: Sequence[str], pass_env: Sequence[str]) -> AsyncIterator[tuple[Any, Any]]:
     """Start a server's process, yield the streams of its messages, and end it with all processes that it has started.
-    Raise ConnectionError, with its last words, when it has ended.
-
-    The transport of `mcp` 2.3.0 keeps a line of any length in memory, does not notice the end of a process whose child
-    holds its standard output, and leaves processes alone that have left its group, hence this one.
-    """
+    Raise ConnectionError, with its last words, when it has closed its standard output."""
     mark = uuid.uuid4().hex
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        env=get_default_environment() | {name: os.environ[name] for name in pass_env} | {MARK: mark},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        limit=MAX_REPLY_BYTES,
-        start_new_session=True,
-    )
-    last_words = bytearray()
-    errors = asyncio.create_task(_keep_last(process.stderr, last_words))
-    to_client, from_server = anyio.create_memory_object_stream[SessionMessage](0)
-    to_server, from_client = anyio.create_memory_object_stream[SessionMessage](0)
+    env = {name: os.environ[name] for name in pass_env} | {MARK: mark}
+    server = StdioServerParameters(command=command[0], args=list(command[1:]), env=env)
+    to_client, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
 
-    async def read() -> None:
-        while message := await _next_message(process.stdout):
+    async def pass_on(messages: Any, errors: TextIO) -> None:
+        async for message in messages:
             await to_client.send(message)
-        await asyncio.wait({errors}, timeout=END_SECONDS)
-        raise ended()
-
-    async def watch() -> None:
-        while process.returncode is None:
-            await asyncio.sleep(0.05)
-        await asyncio.sleep(LAST_SECONDS)
-        raise ended()
-
-    def ended() -> ConnectionError:
-        words = one_line(last_words.decode(errors="replace")[-MAX_REASON_CHARS:], MAX_REASON_CHARS)
-        return ConnectionError(f"the server's process has ended; its last words: {words}")
-
-    async def write() -> None:
-        async for message in from_client:
-            process.stdin.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
-            await process.stdin.drain()
+        raise ConnectionError(f"the server's process has ended; its last words: {_last_words(errors)}")
 
     try:
-        async with anyio.create_task_group() as tasks:
-            for task in (read, write, watch):
-                tasks.start_soon(task)
-            yield from_server, to_server
-            tasks.cancel_scope.cancel()
+        with tempfile.TemporaryFile("w+") as errors:
+            async with stdio_client(server, errors) as (messages, to_server), anyio.create_task_group() as tasks:
+                tasks.start_soon(pass_on, messages, errors)
+                yield from_server, to_server
+                tasks.cancel_scope.cancel()
     finally:
-        for stream in (to_client, from_server, to_server, from_client):
-            stream.close()
-        errors.cancel()
-        await _end(process, f"{MARK}={mark}".encode())
+        to_client.close()
+        from_server.close()
+        kill_marked(f"{MARK}={mark}".encode())
 
 
-async def _keep_last(stream: asyncio.StreamReader, kept: bytearray) -> None:
-    """Keep the last KEPT_ERROR_BYTES of a stream."""
-    while chunk := await stream.read(KEPT_ERROR_BYTES):
-        kept += chunk
-        del kept[:-KEPT_ERROR_BYTES]
-
-
-async def _next_message(stream: asyncio.StreamReader) -> SessionMessage | None:
-    """Return the next message, None at the end. Lines that are no message, such as a print's, are passed over."""
-    while True:
-        line, whole = await _next_line(stream)
-        if not line:
-            return None
-        if whole:
-            with suppress(ValueError):
-                return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-        elif request := re.match(FIRST_ID, line) or re.search(LAST_ID, line):
-            error = ErrorData(code=PARSE_ERROR, message=f"more than {MAX_REPLY_BYTES} bytes")
-            return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(request[1]), error=error))
-
-
-async def _next_line(stream: asyncio.StreamReader) -> tuple[bytes, bool]:
-    """Return the next line and True, or both ends of one above the stream's limit and False; b"" at the end."""
-    begin = end = b""
-    while True:
-        try:
-            line = await stream.readuntil(b"\n")
-        except asyncio.IncompleteReadError as error:
-            line = error.partial
-        except asyncio.LimitOverrunError as error:
-            part = await stream.readexactly(error.consumed)
-            begin, end = begin or part[:200], (end + part[-200:])[-200:]
-            continue
-        return (begin + b" " + (end + line)[-200:], False) if begin else (line, True)
-
-
-async def _end(process: asyncio.subprocess.Process, mark: bytes) -> None:
-    """End a process, its group, and all with its mark: close its input, and kill what is left after END_SECONDS."""
-    try:
-        process.stdin.close()
-        await _wait(process)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        kill_marked(mark)
-    await _wait(process)
-    # A process that has left the group may hold the pipes open. Nothing public closes them.
-    process._transport.close()
-
-
-async def _wait(process: asyncio.subprocess.Process) -> None:
-    """Wait up to END_SECONDS for the end. `process.wait` would also wait until nobody holds the pipes open."""
-    for _ in range(int(END_SECONDS / 0.01)):
-        if process.returncode is not None:
-            return
-        await asyncio.sleep(0.01)
+def _last_words(errors: TextIO) -> str:
+    """Return the end of what a process has written to its standard error."""
+    file = errors.fileno()  # not to be moved: other processes may still write
+    end = os.pread(file, MAX_REASON_CHARS, max(0, os.fstat(file).st_size - MAX_REASON_CHARS))
+    return one_line(end.decode(errors="replace"), MAX_REASON_CHARS)
 
 
 # ---- HTTP ----

@@ -36,7 +36,7 @@ from pydantic.dataclasses import dataclass as keys_dataclass
 from verl.workers.config.keys import STRICT, read_keys
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolSession, ToolSet
-from verl.workers.rollout.tools.function_calls import MAX_DESCRIPTION_CHARS, call_arguments, describe_function
+from verl.workers.rollout.tools.function_calls import call_arguments
 from verl.workers.rollout.tools.http_json import checked_url, is_loopback
 from verl.workers.rollout.tools.mcp.connections import (
     ConnectionLost,
@@ -50,7 +50,8 @@ from verl.workers.rollout.tools.mcp.connections import (
 from verl.workers.rollout.tools.plain_text import one_line
 
 Texts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
-CALLS_AT_ONCE = {"stdio": 1, "http": 16}  # defaults
+CALLS_AT_ONCE = {"stdio": 1, "http": 16}  # largest number of calls in flight on a connection
+MAX_DESCRIPTION_CHARS = 1000  # of a tool
 MAX_MESSAGE_CHARS = 2000  # largest number of characters of an error that the model reads
 
 
@@ -67,11 +68,8 @@ class MCPKeys:
             each trajectory has a connection of its own, and with a command a process of its own.
         allow_repeated_calls: whether the calls of a trajectory's session may be made again for further branches, also
             of tools that are neither readOnlyHint nor idempotentHint.
-        calls_at_once: largest number of calls in flight on a connection; None for 1 with a command, 16 with an address.
         pass_env: names of environment variables that the command gets beside HOME, LOGNAME, PATH, SHELL, TERM, USER.
-        api_key_env: name of the environment variable with the key that the address gets as bearer token.
         headers_env: header -> name of the environment variable with its value, for the address.
-        request_timeout: time limit of one call, in seconds; the tool box's time limit applies too.
         start_timeout: time limit for starting the command, or reaching the address, in seconds.
     """
 
@@ -81,11 +79,8 @@ class MCPKeys:
     prefix: str = Field(default="", pattern=r"^[\w-]*$")
     session: Literal["shared", "trajectory"] = "shared"
     allow_repeated_calls: bool = False
-    calls_at_once: int | None = Field(default=None, ge=1)
     pass_env: list[str] = Field(default_factory=list)
-    api_key_env: str | None = None
     headers_env: dict[str, str] = Field(default_factory=dict)
-    request_timeout: float = Field(default=60, gt=0)
     start_timeout: float = Field(default=60, gt=0)
 
     def __post_init__(self):
@@ -94,29 +89,25 @@ class MCPKeys:
         if self.command is not None and shutil.which(self.command[0]) is None:
             raise ValueError(f"command: there is no program {self.command[0]}")
         # No message has a variable's value.
-        secrets = {"api_key_env": [self.api_key_env] * bool(self.api_key_env), "headers_env": self.headers_env.values()}
-        for key, names in {"pass_env": self.pass_env, **secrets}.items():
+        for key, names in {"pass_env": self.pass_env, "headers_env": self.headers_env.values()}.items():
             for name in names:
                 if name not in os.environ:
                     raise ValueError(f"{key}: the environment variable {name} is not set")
                 if key != "pass_env" and not re.fullmatch(r"[!-~]([ -~]*[!-~])?", os.environ[name]):
                     raise ValueError(f"{key}: the value of the environment variable {name} cannot be sent in a header")
         for header in self.headers_env:
-            is_twice = self.api_key_env and header.lower() == "authorization"
-            if not re.fullmatch(r"[\w-]+", header, re.ASCII) or is_twice:
-                raise ValueError(f"headers_env.{header}: no name of a header, or one that api_key_env sets")
-        for key, names in secrets.items():
-            if names and self.command is not None:
-                raise ValueError(f"{key} is for a server with url; name the variables of a command in pass_env")
+            if not re.fullmatch(r"[\w-]+", header, re.ASCII):
+                raise ValueError(f"headers_env.{header}: no name of a header")
+        if self.headers_env and self.command is not None:
+            raise ValueError("headers_env is for a server with url; name the variables of a command in pass_env")
         if self.url is not None:
             address = checked_url(self.url, "url")
-            if address.scheme != "https" and not is_loopback(address) and any(secrets.values()):
+            if address.scheme != "https" and not is_loopback(address) and self.headers_env:
                 raise ValueError(f"url must be https, since it is sent the values of variables, got {self.url!r}")
 
     def headers(self) -> dict[str, str]:
         """Return the headers that the environment variables hold."""
-        headers = {name: os.environ[variable] for name, variable in self.headers_env.items()}
-        return headers | ({"Authorization": f"Bearer {os.environ[self.api_key_env]}"} if self.api_key_env else {})
+        return {name: os.environ[variable] for name, variable in self.headers_env.items()}
 
 
 class MCPTool(ToolSet):
@@ -165,13 +156,12 @@ class MCPFunction(BaseTool):
         self.name = self.trigger_tag = _tag_of(tool.name, keys.prefix)
         self.schema = tool.input_schema
         self.summary = one_line(tool.description or "", MAX_DESCRIPTION_CHARS)
-        self.description = describe_function(tool.description or "", tool.input_schema)
         self.has_session = keys.session == "trajectory"
         hints = tool.annotations
         says_so = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
         self.may_repeat = says_so or keys.allow_repeated_calls or not self.has_session
-        self.calls_at_once = keys.calls_at_once or CALLS_AT_ONCE["http" if keys.command is None else "stdio"]
-        self.group, self._request_timeout = group, keys.request_timeout
+        self.calls_at_once = CALLS_AT_ONCE["http" if keys.command is None else "stdio"]
+        self.group = group
         self._connection, self._server, self._tool_name = connection, connection.server, tool.name
 
     async def start(self, *, timeout: float) -> None:
@@ -188,38 +178,28 @@ class MCPFunction(BaseTool):
 
     async def execute_in(self, session: ToolSession, content: str, *, timeout: float) -> str:
         assert isinstance(session, McpConnection)
-        arguments = call_arguments(self.schema, content)
-        return await self._server.run(self._call(session, arguments, min(timeout, self._request_timeout)))
+        return await self._server.run(self._call(session, call_arguments(self.schema, content)))
 
     async def close(self) -> None:
         await self._server.stop()
 
-    async def _call(self, connection: McpConnection, arguments: dict, seconds: float) -> str:
+    async def _call(self, connection: McpConnection, arguments: dict) -> str:
         """Call the tool and return its text; it runs in the server's thread."""
-        # A call without an answer may have taken effect. Where there is state, a second one would be one too many.
-        retry = connection.reopens
         try:
             client = await connection.client()
-            self.restarts += connection.new_restarts()
-            result = await asyncio.wait_for(client.call_tool(self._tool_name, arguments), seconds)
+            result = await client.call_tool(self._tool_name, arguments)
         except ConnectionLost:
             message = f"{self.name}: the session has ended, and what its calls left behind is lost"
             raise ToolError(message, kind="session_lost", retry=False, own_fault=True) from None
         except OpeningError as error:
             raise ToolError(f"{self.name}: its server cannot be reached", kind="unreachable", retry=True) from error
-        except asyncio.TimeoutError:
-            connection.note_failure()
-            message = f"{self.name} gave no answer in {seconds:g} seconds"
-            raise ToolError(message, kind="timeout", retry=retry, own_fault=True) from None
-        except asyncio.CancelledError:
-            connection.note_failure()
-            raise
         except MCPError as error:
+            if error.code == INVALID_REQUEST:  # a server no longer knows the session
+                connection.drop(client)
             raise self._protocol_error(connection, error) from error
         except (ValueError, RuntimeError) as error:  # a result of another form
             message = f"{self.name} sent an unreadable reply"
             raise ToolError(message, kind="bad_reply", retry=False, own_fault=True) from error
-        connection.note_answer()
         if result.is_error:
             message = one_line(result_text(result), MAX_MESSAGE_CHARS) or f"{self.name} failed"
             raise ToolError(message, kind="tool_error", retry=False)
@@ -227,11 +207,10 @@ class MCPFunction(BaseTool):
 
     def _protocol_error(self, connection: McpConnection, error: MCPError) -> ToolError:
         """Return the failure of a call that was answered with an error, or whose connection has ended."""
-        if error.code in (CONNECTION_CLOSED, INVALID_REQUEST):  # the latter: a server no longer knows the session
-            connection.note_failure(lost=error.code == INVALID_REQUEST)
+        if error.code in (CONNECTION_CLOSED, INVALID_REQUEST):
             message = f"{self.name}: the connection to its server has ended"
+            # The call may have taken effect. Where there is state, a second one would be one too many.
             return ToolError(message, kind="cut_off", retry=connection.reopens, own_fault=True)
-        connection.note_answer()
         message = one_line(f"{self.name} failed: {error.message}", MAX_MESSAGE_CHARS)
         if error.code == INVALID_PARAMS:
             return ToolError(message, kind="bad_arguments", retry=False)

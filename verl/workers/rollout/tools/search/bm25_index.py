@@ -92,10 +92,6 @@ def _document(row: dict, where: str) -> Document:
     for key, value in document._asdict().items():
         if not isinstance(value, str):
             raise ValueError(f"{where}: {key}: expected text, got {type(value).__name__}; keys: {', '.join(row)}")
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"{where}: {key}: {error.reason}, character {error.start}") from error
     return document
 
 
@@ -141,22 +137,17 @@ class Bm25Index:
             with pa.OSFile(str(unfinished / "documents.arrow"), "wb") as file:
                 with pa.ipc.new_file(file, self.documents.schema) as writer:
                     writer.write_table(self.documents)
-            sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
-            (unfinished / "manifest.json").write_text(json.dumps(_manifest(corpus_hash, sizes), indent=1))
+            (unfinished / "manifest.json").write_text(json.dumps(_manifest(corpus_hash), indent=1))
 
     @classmethod
-    def load(cls, folder: Path, corpus_hash: str) -> "Bm25Index":
-        """Map a saved index into memory; raise ValueError if it is damaged, or of another corpus or format."""
-        try:
-            manifest = json.loads((folder / "manifest.json").read_text())
-            sizes = {name: (folder / name).stat().st_size for name in manifest["sizes"]}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{folder}: not a search index, or a damaged one: {error!r}") from error
-        expected = _manifest(corpus_hash, sizes)
-        if different := [key for key in expected if manifest.get(key) != expected[key]]:
+    def load(cls, folder: Path, corpus_hash: str | None = None) -> "Bm25Index":
+        """Map a saved index into memory; raise ValueError if it is of another corpus, if one is given, or format."""
+        file = folder / "manifest.json"
+        manifest = json.loads(file.read_text()) if file.exists() else {}
+        if manifest | _manifest(corpus_hash or manifest.get("corpus_sha256", "")) != manifest:
             raise ValueError(
-                f"{folder}: {', '.join(different)} differ: the index is damaged, or of another corpus or version; "
-                "delete the folder to have it made again, or name another"
+                f"{folder}: no search index, or one of another corpus or version; delete the folder to have it made "
+                "again, or name another"
             )
         documents = pa.ipc.open_file(pa.memory_map(str(folder / "documents.arrow"))).read_all()
         return cls(documents, bm25s.BM25.load(folder, mmap=True))
@@ -191,6 +182,5 @@ def open_index(corpus: str | Path, folder: str | Path | None = None) -> Bm25Inde
     return Bm25Index.load(folder, corpus_hash)
 
 
-def _manifest(corpus_hash: str, sizes: dict[str, int]) -> dict:
-    made_by = {"format": FORMAT, "bm25s": bm25s.__version__, "k1": K1, "b": B}
-    return {**made_by, "corpus_sha256": corpus_hash, "sizes": sizes}
+def _manifest(corpus_hash: str) -> dict:
+    return {"format": FORMAT, "bm25s": bm25s.__version__, "k1": K1, "b": B, "corpus_sha256": corpus_hash}

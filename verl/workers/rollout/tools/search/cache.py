@@ -10,10 +10,8 @@ import sqlite3
 import stat
 import tempfile
 import threading
-import time
 from pathlib import Path
 
-APPLICATION_ID = 0x53524348  # "SRCH"; it is in the file's header
 WAIT = 30.0  # longest wait for other processes' writes, in seconds
 TABLE = "CREATE TABLE IF NOT EXISTS cache (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, text TEXT NOT NULL)"
 PUT = "INSERT OR REPLACE INTO cache (key, text) VALUES (?, ?)"
@@ -24,7 +22,7 @@ DELETE_OLDEST = "DELETE FROM cache WHERE id <= (SELECT min(id) + (max(id) - min(
 
 class SearchCache:
     """A cache of search results. Beyond `size_mb` (10^6 bytes) the entries that were written first are deleted. Raise
-    ValueError if the file, which is not changed, is damaged or no such cache; the check takes about 3 s per GB."""
+    sqlite3.Error if the file cannot be opened."""
 
     def __init__(self, path: str | Path, *, size_mb: float = 512):
         if not size_mb > 0:
@@ -32,18 +30,12 @@ class SearchCache:
         self.path = Path(path).expanduser()
         self._limit, self._lock = size_mb * 1e6, threading.Lock()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as stack:
-            try:
-                # Autocommit mode. Our lock guards the connection, so it is not bound to one thread.
-                self._database = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None, check_same_thread=False)
-                stack.callback(self._database.close)
-                self._prepare()
-            except sqlite3.OperationalError as error:
-                raise OSError(f"{self.path}: cannot be opened as a search cache: {error}") from error
-            except sqlite3.DatabaseError as error:
-                fault = f"damaged, or not a search cache ({error})"
-                raise ValueError(f"{self.path}: {fault}; move it away to begin a new one") from error
-            stack.pop_all()
+        # Autocommit mode. Our lock guards the connection, so it is not bound to one thread.
+        self._database = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None, check_same_thread=False)
+        with contextlib.suppress(sqlite3.OperationalError):  # another process enters WAL mode in this moment
+            self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = NORMAL")
+        self._database.execute(TABLE)
 
     def get(self, key: str) -> str | None:
         """Return the text of a key, None without one."""
@@ -60,31 +52,6 @@ class SearchCache:
     def close(self) -> None:
         with self._lock:
             self._database.close()
-
-    def _prepare(self) -> None:
-        is_new = self._one("PRAGMA schema_version") == 0
-        if not is_new and self._one("PRAGMA application_id") != APPLICATION_ID:
-            raise sqlite3.DatabaseError("an SQLite file of something else")
-        if not is_new and (fault := self._one("PRAGMA quick_check(1)")) != "ok":
-            raise sqlite3.DatabaseError(" ".join(fault.split()))
-        self._enter_wal_mode()
-        self._database.execute("PRAGMA synchronous = NORMAL")
-        self._database.execute("BEGIN IMMEDIATE")
-        with self._database:
-            if self._one("PRAGMA schema_version") == 0:  # not made by another process meanwhile
-                self._database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                self._database.execute(TABLE)
-
-    def _enter_wal_mode(self) -> None:
-        """Enter WAL mode, with retries: SQLite itself does not wait here while another process enters it."""
-        end = time.monotonic() + WAIT
-        while True:
-            try:
-                return self._database.execute("PRAGMA journal_mode = WAL").close()
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error) or time.monotonic() > end:
-                    raise
-                time.sleep(0.02)
 
     def _trim(self) -> None:
         """Delete the oldest tenth of the entries until they fit into the limit."""

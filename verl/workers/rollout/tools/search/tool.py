@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 
 import httpx
 
-from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
+from verl.workers.rollout.tools.base_tool import BaseTool, ToolError
 from verl.workers.rollout.tools.http_json import checked_url, is_loopback, json_client, post_json
 from verl.workers.rollout.tools.plain_text import neutral, one_line
 from verl.workers.rollout.tools.search.cache import SearchCache, node_folder
@@ -66,8 +66,7 @@ class SearchTool(BaseTool):
     Args:
         max_results: number of passages per search, at most 100.
         result_length: largest number of characters of a passage's text.
-        request_timeout: time limit of one request, in seconds; the caller's time limit applies too. A search server
-            lets a request wait for about 10 s (scripts/search_server.py, --longest-wait).
+        request_timeout: time limit of one request, in seconds; the caller's time limit applies too.
         cache_file: file of the cache (cache.py) on a local disk; "node_local" for a private folder in the node's
             temporary directory, shared by the user's runs on the node; None for no cache. Use a new file if the content
             of the corpus or server changes. Only searches with a result are kept.
@@ -96,7 +95,12 @@ class SearchTool(BaseTool):
         cache_file = self.cache_file
         if cache_file == NODE_LOCAL:
             cache_file = node_folder() / "search_cache.sqlite"
-        self._cache = SearchCache(cache_file, size_mb=self.cache_size_mb) if cache_file else None
+        self._cache: SearchCache | None = None
+        if cache_file:
+            try:
+                self._cache = SearchCache(cache_file, size_mb=self.cache_size_mb)
+            except sqlite3.Error as error:
+                logger.warning("cache_file=%s is left unused: %s", cache_file, error)
         self._cache_faults: set[str] = set()
         self._client: httpx.AsyncClient | None = None
 
@@ -117,7 +121,7 @@ class SearchTool(BaseTool):
             message = f"{self._server} sent a reply of another form"
             raise ToolError(message, kind="bad_reply", retry=False, own_fault=True) from None
 
-    async def execute(self, content: str, *, timeout: float) -> ToolOutput:
+    async def execute(self, content: str, *, timeout: float) -> str:
         query = one_line(content, MAX_QUERY_CHARS + 1)
         if not query:
             raise ToolError("The search query is empty.", kind="empty_query", retry=False)
@@ -126,12 +130,12 @@ class SearchTool(BaseTool):
             raise ToolError(message, kind="long_query", retry=False)
         key = f"{query}\n{self._settings} {self.max_results} {self.result_length}"
         if self._cache and (text := await self._cached(self._cache.get, key)):
-            return ToolOutput(neutral(text), cached=True)
+            return neutral(text)
         passages = await self._search(query, timeout)
         text = passages_text(passages[: self.max_results], self.result_length)
         if self._cache and passages:
             await self._cached(self._cache.put, key, text)
-        return ToolOutput(text)
+        return text
 
     async def close(self) -> None:
         if self._client:
