@@ -238,7 +238,9 @@ def test_a_wait_that_says_so_speaks_at_once_and_every_minute(capsys):
 def test_default_wait_is_longer_in_a_running_cluster(monkeypatch, setting, address, seconds):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     keys = (f"trainer.pending_seconds={setting}", f"++ray_kwargs.ray_init.address={address}")
-    assert placement_wait(composed("grpo_trainer", "hardware=cpu", *keys)).limit == seconds
+    wait = placement_wait(composed("grpo_trainer", "hardware=cpu", *keys))
+    assert wait.limit == seconds and "num_data_storage_units" in wait.advice
+    assert ("ray start --num-cpus" in wait.advice) == (address == "auto")
 
 
 # ---- hangs ----
