@@ -113,13 +113,15 @@ print("done")
 """
 
 
-def run_beside(folder: Path, code: str, module: str = STRANGER) -> subprocess.CompletedProcess:
-    """Run Python with a distribution `stranger`, whose module is this text, installed in `folder`."""
-    (folder / "stranger.py").write_text(module)
+def run_beside(folder: Path, code: str, module: str = STRANGER, name: str = "stranger") -> subprocess.CompletedProcess:
+    """Run Python with a distribution `stranger`, whose module is this text (if empty, it is there already), installed
+    in `folder` under an entry point of this name."""
+    if module:
+        (folder / "stranger.py").write_text(module)
     record = folder / "stranger-1.0.dist-info"
     record.mkdir()
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
-    (record / "entry_points.txt").write_text("[verl_exploration.parts]\nstranger = stranger\n")
+    (record / "entry_points.txt").write_text(f"[verl_exploration.parts]\n{name} = stranger\n")
     env = {**os.environ, "VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{folder}:{ROOT}"}
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
 
