@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv with the CPU stack, brings it up to date, or repairs it after an interruption. uv does it in a quarter of pip's
-# time: that of the machine, or else the lock's. Needs Python 3.10 to 3.12; PYTHON=... names one.
+# Makes .venv with the CPU stack, or brings it up to date, with the machine's uv, or else with one that pip installs first;
+# an interrupted set-up is begun anew. Needs Python 3.10 to 3.12; PYTHON=... names one.
 # With --gpu-versions it does the same for .venv-gpu-versions, which holds the versions of the extra `gpu` and vLLM's CPU
 # build.
 set -euo pipefail
@@ -13,8 +13,11 @@ case "${1:-}" in
 esac
 stamp=$environment/installed-from
 wanted=$(cat "$lock" requirements-tasks.lock pyproject.toml | sha256sum | cut -d' ' -f1)
-if [ -x "$environment/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
-    exit 0
+installed=$(cat "$stamp" 2>/dev/null || true)
+[ "$installed" != "$wanted" ] || exit 0
+if [ -e "$environment" ] && [ -z "$installed" ]; then
+    echo "error: $PWD/$environment was not made by this script: move it to another place" >&2
+    exit 1
 fi
 if [ "$environment" = .venv-gpu-versions ] && [ ! -f "$stamp" ]; then
     free=$(df --output=avail --block-size=1M . | tail -n 1)
@@ -44,41 +47,18 @@ timed() {
     echo "$label: $((SECONDS - started)) s"
 }
 
-# An interrupted installation may leave a package of which only some files are there. Without its record it is installed again.
-forget_incomplete_packages() {
-    "$environment/bin/python" - "$lock" <<'END'
-import re
-import shutil
-import sys
-import sysconfig
-from importlib.metadata import PathDistribution
-from pathlib import Path
-
-locked = {line.partition("==")[0] for line in Path(sys.argv[1]).read_text().splitlines()}
-
-
-def complete(file):
-    path = file.locate()
-    return file.suffix == ".pyc" or path.exists() and file.size in (None, path.stat().st_size)
-
-
-for record in Path(sysconfig.get_path("purelib")).glob("*.dist-info"):
-    files = PathDistribution(record).files
-    name = re.sub("[-_.]+", "-", record.name.split("-")[0]).lower()
-    if name in locked and not (files and all(map(complete, files))):
-        print(f"{record.stem} is incomplete: it is installed again")
-        shutil.rmtree(record)
-END
-}
-
 make_environment() {
-    # a set-up that was interrupted here left a Python without pip
-    "$environment/bin/python" -m pip --version &>/dev/null || "$python" -m venv --clear "$environment"
-    forget_incomplete_packages
-    local locked
-    if [ -z "$uv" ] && locked=$(grep -o '^uv==[^ ;]*' "$lock"); then
-        pip install --quiet "$locked" && uv=$environment/bin/uv || echo "no uv: pip does without it" >&2
+    if [ "$installed" = unfinished ] || [ ! -e "$environment" ]; then
+        rm -rf "$environment"
+        mkdir "$environment"
     fi
+    echo unfinished >"$stamp"
+    [ -x "$environment/bin/python" ] || "$python" -m venv "$environment"
+    if [ -z "$uv" ]; then
+        pip install --quiet "$(grep -o '^uv==[^ ;]*' "$lock")"
+        uv=$environment/bin/uv
+    fi
+    take_settings_of_pip
 }
 
 pip() {
@@ -101,35 +81,23 @@ cert SSL_CERT_FILE
 END
 }
 
-# What torch brings with it. A CUDA build names nvidia's packages.
-torch_packages() {
-    local torch
-    torch=$(grep '^torch==' "$lock" | cut -d' ' -f1)
-    if [ -n "$uv" ]; then
-        "$uv" pip compile --quiet --python "$environment/bin/python" --index-strategy unsafe-best-match - <<<"$torch"
-    else
-        pip install --quiet --dry-run --no-deps --ignore-installed --report - "$torch" 2>/dev/null
-    fi
-}
-
 # install ARGUMENT...: --no-deps, as the lock is complete, and leaves out torchvision, torchaudio and torchcodec on purpose
-# (see pyproject.toml). uv takes the best version of all indices and compiles, as pip does.
+# (see pyproject.toml). It takes the best version of all indices, as pip does.
 install() {
-    if [ -n "$uv" ]; then
-        "$uv" pip install $quiet --python "$environment/bin/python" --no-deps --index-strategy unsafe-best-match \
-            --compile-bytecode "$@" && return
-        echo "uv failed: pip takes over" >&2
-        uv=
-    fi
-    pip install $quiet --no-deps "$@"
+    "$uv" pip install $quiet --python "$environment/bin/python" --no-deps --index-strategy unsafe-best-match \
+        --compile-bytecode "$@"
 }
 
-# PyTorch's CPU builds are not on PyPI for Linux. Where a CUDA build would be taken, add PyTorch's own index. The versions
-# of the extra `gpu` are used with the CUDA build, which runs on a CPU as well.
+# PyTorch's CPU builds are not on PyPI for Linux. Where a CUDA build, which names nvidia's packages, would be taken, add
+# PyTorch's own index. The versions of the extra `gpu` are used with the CUDA build, which runs on a CPU as well.
 install_packages() {
-    local index=
-    if [ "$environment" = .venv ] && grep -q '^nvidia-\|^cuda-\|"nvidia-\|"cuda-' <<<"$(torch_packages)"; then
-        index=--extra-index-url=${TORCH_INDEX_URL:-https://download.pytorch.org/whl/cpu}
+    local index= torch_packages
+    if [ "$environment" = .venv ]; then
+        torch_packages=$(grep -o '^torch==[^ ;]*' "$lock" | "$uv" pip compile --quiet --python "$environment/bin/python" \
+            --index-strategy unsafe-best-match -)
+        if grep -q '^nvidia-\|^cuda-' <<<"$torch_packages"; then
+            index=--extra-index-url=${TORCH_INDEX_URL:-https://download.pytorch.org/whl/cpu}
+        fi
     fi
     install $index -r "$lock"
     # one of these is compiled; without a compiler all but this task work
@@ -148,12 +116,10 @@ if torch.version.cuda:
 trap 'exit 130' INT
 uv=$(command -v uv || true)
 quiet=--quiet
-[ ! -t 1 ] || quiet= # the bars of pip or uv
+[ ! -t 1 ] || quiet= # uv's bars
 python=$(find_python)
 echo "Setting up $environment with $("$python" --version): about $gigabytes GB"
-rm -f "$stamp"
 timed "1/3 environment" make_environment
-[ -z "$uv" ] || take_settings_of_pip
-timed "2/3 packages, with ${uv:-pip}" install_packages
+timed "2/3 packages, with $uv" install_packages
 timed "3/3 this project" install_project
 echo "$wanted" >"$stamp"

@@ -12,7 +12,7 @@ A fixture `values_of_fields` may say how token fields that no trainer computes a
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -212,10 +212,6 @@ def check(config: DictConfig) -> None:
     check_parts(config)
 
 
-def test_a_run_with_the_credit_passes_the_checks(credit):
-    check(config_of(credit))
-
-
 def test_a_trainer_that_does_not_send_its_fields_is_refused(credit):
     config, part = config_of(credit), parts("credit")[credit]
     config.trainer.v1.trainer_mode = "watched_sync"
@@ -237,11 +233,6 @@ def test_bad_keys_are_refused_by_their_full_names(credit):
         with pytest.raises(ValueError) as error:
             check(config)
         assert message in str(error.value)
-
-
-def test_a_registered_name_is_that_of_the_estimator(credit):
-    part = parts("credit")[credit]
-    assert replace(part).name == config_of(credit).algorithm.adv_estimator == credit
 
 
 __all__ = ["values_of_fields", *(name for name in dir() if name.startswith("test_"))]

@@ -114,20 +114,6 @@ def test_branches_in_any_order_get_the_answers_of_straight_runs(case, max_instan
     in_environments(case, play, max_instances)
 
 
-def test_equal_turns_lead_to_states_with_equal_answers(case):
-    async def play(open_environment):
-        async with open_environment() as environment:
-            for turn in case.turns:
-                answers = await asyncio.gather(*(environment.answer(None, list(turn), MANY) for _ in range(2)))
-                answers.append(await environment.answer(None, tuple(turn), MANY))
-                assert content(answers[0]) == content(answers[1]) == content(answers[2])
-                if not answers[0].done:
-                    after = [await environment.answer(answer.state, case.turns[0], MANY) for answer in answers]
-                    assert content(after[0]) == content(after[1]) == content(after[2])
-
-    in_environments(case, play)
-
-
 def test_an_answer_has_at_most_so_many_tokens_and_leads_to_the_same_state(case):
     async def play(open_environment):
         for turn in case.turns:

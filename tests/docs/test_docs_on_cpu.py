@@ -1,4 +1,4 @@
-"""The documentation holds: commands run or compose, paths and links lead somewhere, and every metric is explained.
+"""The documentation holds: commands run or compose, and paths and links lead somewhere.
 
 Blocks marked `bash cpu` in README.md, docs/*.md and recipe/compared/*/README.md are run in a copy of the repository
 that has a tiny model, data and made runs, with DRY_RUN=1, so that nothing trains (tests/e2e does). Blocks with a
@@ -6,7 +6,6 @@ language and a path, such as `python recipe/dice/dice_tool.py`, are files of wor
 copy first.
 """
 
-import ast
 import asyncio
 import json
 import os
@@ -21,17 +20,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 import verl.trainer
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from recipe.tasks.search.data import CHAT_WORDS, EXTRA_WORDS, SearchTaskConfig, write_search_task
 from recipe.tasks.walk.data import WalkConfig, write_walks
+from tests.docs.commands import composed_as_started, configs_of
 from tests.forked import with_forks
 from verl.evaluation.scores.results import EvalResult, format_result_lines, write_result_log
 from verl.trainer.checkpoint_marker import MARKER
-from verl.utils.parts import KINDS, load_choices, parts
 
 pytestmark = pytest.mark.slow
 
@@ -224,68 +222,12 @@ def test_shown_files_of_the_repository_are_as_they_are():
     assert [name for name in shown if (ROOT / name).read_text() != FILES[name]] == []
 
 
-# ---- overrides ----
-
-SHIM = """#!/bin/sh
-# stands for python: writes down what it was called with
-{ printf '%s\\037' "$@"; printf '\\036'; } >>"$CALLS"
-"""
-
-
-@pytest.fixture(scope="module")
-def shadow(tmp_path_factory) -> Path:
-    """Another copy, in which scripts call the shim instead of python."""
-    folder = copy_repository(tmp_path_factory.mktemp("shadow"))
-    (folder / "bin").mkdir()
-    (folder / "bin/python").write_text(SHIM)
-    (folder / "bin/python").chmod(0o755)
-    cold_start = folder / "outputs/data/arpo_sft/train.parquet"
-    cold_start.parent.mkdir(parents=True)
-    cold_start.touch()
-    return folder
-
-
-def calls_of(command: str, shadow: Path) -> list[list[str]]:
-    """The arguments of each python that the command starts."""
-    record = shadow / "calls"
-    record.unlink(missing_ok=True)
-    path = f"{shadow / 'bin'}{os.pathsep}/usr/bin{os.pathsep}/bin"
-    env = environment(shadow, PATH=path, CALLS=str(record))
-    subprocess.run(["bash", "-c", command], cwd=shadow, env=env, capture_output=True, text=True, timeout=60)
-    calls = record.read_text().split("\036")[:-1] if record.exists() else []
-    return [call.split("\037")[:-1] for call in calls]
-
-
-def config_of(call: list[str]) -> tuple[str, str, list[str]] | None:
-    """Config folder, config name and overrides of a call; None: it composes none."""
-    if call[0] == "scripts/evaluate.py":
-        return "recipe/common/config", "evaluate", call[1:]
-    if call[0] == "scripts/explore.py":
-        return "recipe/common/config", "diagnosis", call[3:]
-    trainer = next((name for name in ("verl.trainer.main_ppo", "verl.trainer.sft_trainer") if name in call), None)
-    if trainer is None:
-        return None
-    rest = call[call.index(trainer) + 1 :]
-    if "--cfg" in rest:
-        rest = [word for word in rest if word not in ("--cfg", "job", "--resolve")]
-    folder, name = rest[rest.index("--config-dir") + 1], rest[rest.index("--config-name") + 1]
-    return folder, name, [word for word in rest if word not in ("--config-dir", folder, "--config-name", name)]
-
-
 @pytest.mark.parametrize("command", CONFIGURED)
-def test_overrides_compose_with_the_scripts_config(shadow, command):
-    configs = [config for call in calls_of(command, shadow) if (config := config_of(call))]
+def test_overrides_compose_with_the_scripts_config(tmp_path, command):
+    configs = configs_of(command, tmp_path)
     assert configs, "the script started no trainer and no evaluation"
-    for folder, name, overrides in configs:
-        ours = "pkg://recipe.common.config" + (".sft" if "sft" in f"{folder} {name}" else "")
-        # these two take the recipes' own choices
-        if name in ("diagnosis", "explore"):
-            ours += "".join(f",pkg://recipe.{recipe}.config" for recipe in RUN_FOLDERS if recipe != "common")
-        # an evaluation's config stands alone: a group of upstream's would hide its keys
-        search = [f"hydra.searchpath=[file://{UPSTREAM}/trainer/config,{ours}]"] if name != "evaluate" else []
-        load_choices()
-        with initialize_config_dir(str(shadow / folder), version_base=None):
-            compose(name, overrides=[*search, *overrides])
+    for config in configs:
+        composed_as_started(*config)
 
 
 # ---- paths and links ----
@@ -322,73 +264,3 @@ def test_every_page_is_in_the_index():
     index = ROOT / "docs/README.md"
     links = (os.path.relpath(page, index.parent) for page in [*(ROOT / "docs").glob("*.md"), *RECIPES] if page != index)
     assert [link for link in links if f"]({link})" not in index.read_text()] == []
-
-
-# ---- metrics ----
-
-
-def text_of(node: ast.AST) -> str | None:
-    """A string of the code, with … for what an f-string fills in."""
-    if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str) else None
-    if isinstance(node, ast.JoinedStr):
-        return "".join("…" if isinstance(part, ast.FormattedValue) else part.value for part in node.values)
-    return None
-
-
-def strings_of(tree: ast.AST) -> list[str]:
-    return [text for node in ast.walk(tree) if (text := text_of(node)) is not None]
-
-
-def sources() -> list[Path]:
-    folders = ("verl", "verl_patches", "recipe", "scripts", "vllm_patches")
-    return [path for name in folders for path in (ROOT / name).rglob("*.py")]
-
-
-def keys_of(*nodes: ast.AST) -> set[str]:
-    """Strings that become keys: of dictionaries as they are written down, and of single assignments."""
-    inside = [node for root in nodes for node in ast.walk(root)]
-    keys = [key for node in inside if isinstance(node, ast.Dict) for key in node.keys if key is not None]
-    keys += [node.slice for node in inside if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
-    return {text.replace("…", "<name>") for key in keys if (text := text_of(key))}
-
-
-def keys_in(path: str, function: str) -> set[str]:
-    """Keys that a function writes down."""
-    tree = ast.parse((ROOT / path).read_text())
-    (definition,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function)
-    return keys_of(definition)
-
-
-def tree_metrics(path: Path) -> set[str]:
-    """Keys of what a rollout's file assigns to something called metrics, or returns from such a method."""
-    nodes = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        targets = getattr(node, "targets", [getattr(node, "target", None)])
-        is_assignment = isinstance(node, ast.Assign | ast.AugAssign)
-        if is_assignment and any("metrics" in ast.unparse(target) for target in targets):
-            nodes.append(node)
-        elif isinstance(node, ast.FunctionDef) and node.name.strip("_") == "metrics":
-            nodes.append(node)
-    return keys_of(*nodes) | set(re.findall(r'self\.seen\["(\w+)"\]', path.read_text()))
-
-
-def logged_names() -> set[str]:
-    """Metrics that the code names in full, and those whose names it puts together."""
-    prefixes = {"meta", "diversity", "tree", *(name for kind in KINDS for name in parts(kind))}
-    full = re.compile(rf"(actor/)?({'|'.join(sorted(prefixes))})/[a-z_]*[a-z]")
-    trained = [path for path in sources() if path.parts[len(ROOT.parts)] in ("verl", "recipe")]
-    names = {text for path in trained for text in strings_of(ast.parse(path.read_text())) if full.fullmatch(text)}
-    names |= {f"tree/{name}" for path in (ROOT / "verl/workers/rollout").rglob("*.py") for name in tree_metrics(path)}
-    # trees name their metrics without a section, a recipe's other modules with one
-    names |= {f"tree/{n}" for path in (ROOT / "recipe").rglob("*.py") for n in tree_metrics(path) if "/" not in n}
-    names |= {f"diversity/{name}" for name in keys_in("verl/trainer/ppo/group_diversity.py", "group_diversity")}
-    return names
-
-
-def test_every_logged_name_is_explained():
-    """A compared paper's page may explain the paper's names."""
-    text = "".join(page.read_text() for page in [ROOT / "docs/metrics.md", *COMPARED])
-    names = logged_names()
-    assert {"tree/suppress_ratio", "tree/tool_<name>/calls", "hato/rdi", "meta/grad_norm"} <= names
-    assert sorted(name for name in names if f"`{name}`" not in text) == []

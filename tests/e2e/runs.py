@@ -128,9 +128,9 @@ def shared_memory(processes: dict[psutil.Process, str]) -> set[int]:
 
 
 def kill(launcher: subprocess.Popen, pattern: str) -> End:
-    """SIGKILL the first process that fits the pattern, the launcher itself if it is empty, and wait for the end."""
+    """SIGKILL the first descendant of the launcher that fits the pattern, and wait for the end."""
     tree = process_tree(launcher)
-    victims = [process for process in [*tree][1:] if re.search(pattern, tree[process])] if pattern else [*tree][:1]
+    victims = [process for process in [*tree][1:] if re.search(pattern, tree[process])]
     assert victims, sorted(tree.values())
     victims[0].kill()
     start, inodes, errors = time.monotonic(), shared_memory(tree), None
@@ -139,8 +139,7 @@ def kill(launcher: subprocess.Popen, pattern: str) -> End:
             inodes |= shared_memory(tree)
             with suppress(subprocess.TimeoutExpired):
                 _, errors = launcher.communicate(timeout=0.5)
-        # of a launcher that was killed, the processes end by themselves
-        _, alive = psutil.wait_procs(tree, timeout=0.1 if pattern else 30)
+        _, alive = psutil.wait_procs(tree, timeout=0.1)
         seconds = time.monotonic() - start
     finally:
         launcher.kill()

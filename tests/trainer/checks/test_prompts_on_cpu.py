@@ -105,21 +105,6 @@ def test_rows_that_cannot_be_counted_are_not_too_long(config, tmp_path):
     check_prompts(config)
 
 
-def test_lengths_count_the_descriptions_of_upstreams_tools(config, tmp_path):
-    """A template with tools writes each of them, here three tokens. Their classes, which may start Ray, are not
-    made."""
-    with_template(config, "{{ messages[0]['content'] }}{% for tool in tools or [] %}111{% endfor %}")
-    (tmp_path / "tools.py").write_text(TOOL)
-    schema = {"type": "function", "function": {"name": "add", "parameters": {}}}
-    tools = [{"class_name": "no.such.Class", "config": {}, "tool_schema": each} for each in (schema, None)]
-    OmegaConf.save({"tools": tools}, tmp_path / "tools.yaml")
-    config.data.max_prompt_length = 5
-    check_prompts(config)  # 24 rows
-    for key, file in (("function_tool_path", "tools.py"), ("tool_config_path", "tools.yaml")):
-        with pytest.raises(ValueError, match=r"data.train_files: 0 of 64 prompts"):
-            check_prompts(OmegaConf.merge(config, {"data": {key: str(tmp_path / file)}}))
-
-
 @pytest.fixture
 def chat(config):
     """A run in `environment=chat`, whose template writes the names of the tools, and then the messages."""
@@ -145,21 +130,6 @@ def test_a_chat_with_a_model_of_more_than_text_is_refused_by_its_type(chat):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "qwen2_5_vl"}))
     with pytest.raises(ValueError, match="environment=chat cannot build the prompts of model_type=qwen2_5_vl: .*VL"):
         check_prompts(chat)
-
-
-TOOL = '''
-from verl.tools.function_tool import function_tool
-
-@function_tool
-def add(a: int, b: int) -> int:
-    """Add two numbers.
-
-    Args:
-        a: one number.
-        b: another number.
-    """
-    return a + b
-'''
 
 
 def test_an_end_of_turn_at_which_no_engine_stops_is_warned_of(config):

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, get_trainer_cls
-from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
-from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 
 from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, config_of
 from verl.trainer.ppo.v1.asynchronous_trainers import forget_rows_without_prompt, remove_old_rows
@@ -19,10 +16,7 @@ from verl.trainer.ppo.v1.tree_buffer import AsyncTreeBuffer
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.prompt_task import PROMPT_SETTINGS, STEP_SETTINGS, PromptSettings
 
-MODES = {
-    "explore_colocate_async": PPOTrainerColocateAsync,
-    "explore_separate_async": PPOTrainerSeparateAsync,
-}
+MODES = ("explore_colocate_async", "explore_separate_async")
 SEPARATE = {
     "data.train_batch_size": 4,
     f"{ACTOR}.ppo_mini_batch_size": 4,
@@ -80,14 +74,6 @@ def prompts_of(*questions: str) -> TensorDict:
     batch = tu.get_tensordict({"raw_prompt": messages, "uid": uids})
     tu.assign_non_tensor_data(batch, "global_steps", 5)
     return batch
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_each_is_upstreams_with_components(mode):
-    made = trainer_of(mode, **{f"{ACTOR}.policy_loss.loss_mode": "hapo", f"{ACTOR}.adaptive_clip": True})
-    assert isinstance(made, MODES[mode]) and made.trainer_mode == mode.removeprefix("explore_")
-    assert isinstance(made.replay_buffer, ReplayBufferAsync) and made.replay_buffer.filter_groups_metric is None
-    assert [type(component).__name__ for component in made.components] == ["NormalizedEntropy"]
 
 
 @pytest.mark.parametrize("mode", MODES)

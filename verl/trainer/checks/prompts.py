@@ -18,8 +18,6 @@ from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 
 ANSWER = "Fine."
-TOKENS_PER_MESSAGE = 16  # at most, which a template adds to a message
-Messages = Sequence[Mapping]
 
 
 def check_prompts(config: DictConfig) -> None:
@@ -29,54 +27,41 @@ def check_prompts(config: DictConfig) -> None:
         return
     environment = _described_by(config, tokenizer)
     plain = _counter(config, tokenizer)
-    described = _counter(config, tokenizer, environment) if environment else plain
+    described = _counter(config, tokenizer, environment) if environment else None
     for key, needed in (("train_files", config.data.train_batch_size), ("val_files", 1)):
-        _check_rows(config, key, needed, described)
-        if environment:
-            _check_descriptions(config, key, plain, described)
+        _check_rows(config, key, needed, plain, described)
 
 
-def _check_rows(config: DictConfig, key: str, needed: int, count: Callable[[list], int]) -> None:
-    """Check each file's first row, and that the filter leaves enough rows; it reads until enough have fitted."""
-    longest, filters = config.data.max_prompt_length, config.data.get("filter_overlong_prompts")
-    (files, all_are_here), rows, left = data_files(config, key), 0, 0
+def _check_rows(config: DictConfig, key: str, needed: int, plain: Callable, described: Callable | None) -> None:
+    """Check each file's first row, that the filter, which counts as `plain` does, leaves enough rows, and that these
+    fit as `described` counts them. Without descriptions it reads until enough rows have fitted."""
+    limit, filters = config.data.max_prompt_length, config.data.get("filter_overlong_prompts")
+    (files, all_are_here), rows, left, long, longest = data_files(config, key), 0, 0, 0, 0
     for file in files:
         for number, messages in enumerate(_prompts(config, file)):
             rows += 1
             try:  # pictures need the model's processor, and are not counted
-                left += not _is_text(messages) or count(messages) <= longest
+                tokens = (described or plain)(messages) if _is_text(messages) else 0
+                is_left = not filters or tokens <= limit or plain(messages) <= limit
             except Exception as error:  # a template may raise anything, and upstream's filter leaves such rows out
                 if number == 0:
                     template = f"the chat template of {config.actor_rollout_ref.model.path}"
                     raise ValueError(f"data.{key}: {file}: row 0: {template} does not render it: {error!r}") from error
-            if left >= needed or not filters:
+                continue
+            left += is_left
+            if described and is_left and tokens >= limit:
+                long, longest = long + 1, max(longest, tokens)
+            if not described and (left >= needed or not filters):
                 break
+    if long:
+        raise ValueError(
+            f"data.{key}: {long} prompts do not fit into data.max_prompt_length={limit} with the tools' descriptions: "
+            f"set it to more than {longest}, name fewer tools, or leave these rows out"
+        )
     if filters and all_are_here and left < needed <= rows:  # another check names too few rows
         raise ValueError(
-            f"data.{key}: {left} of {rows} prompts have at most data.max_prompt_length={longest} tokens, with template "
-            f"and tools, and {needed} are needed: raise it, or lower data.train_batch_size"
-        )
-
-
-def _check_descriptions(config: DictConfig, key: str, plain: Callable, described: Callable) -> None:
-    """Check that no row which the filter keeps is too long with the tools' descriptions; rows of few bytes are not."""
-    limit, filters = config.data.max_prompt_length, config.data.get("filter_overlong_prompts")
-    longest = number = base = 0
-    for file in data_files(config, key)[0]:
-        for messages in filter(_is_text, _prompts(config, file)):
-            base = base or described(messages)
-            size = sum(len(message["content"].encode()) + TOKENS_PER_MESSAGE for message in messages)
-            if base + size < limit:
-                continue
-            try:
-                tokens = 0 if filters and plain(messages) > limit else described(messages)
-            except Exception:  # a template may raise anything, and upstream's filter leaves such rows out
-                continue
-            longest, number = max(longest, tokens), number + (tokens >= limit)
-    if number:
-        raise ValueError(
-            f"data.{key}: {number} prompts do not fit into data.max_prompt_length={limit} with the tools' "
-            f"descriptions: set it to more than {longest}, name fewer tools, or leave these rows out"
+            f"data.{key}: {left} of {rows} prompts have at most data.max_prompt_length={limit} tokens with the "
+            f"template, and {needed} are needed: raise it, or lower data.train_batch_size"
         )
 
 
@@ -128,17 +113,6 @@ def load_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase | None:
     raise ValueError(f"{key}.path={path} has no chat template, which prompts need: set {key}.custom_chat_template")
 
 
-def _upstream_tools(data: DictConfig) -> list[dict]:
-    """Return the schemas of upstream's tools, without those that only a tool itself knows: its class may start Ray."""
-    from verl.tools.function_tool import load_function_tools_from_path
-
-    path, functions = data.get("tool_config_path"), data.get("function_tool_path")
-    tools = OmegaConf.to_container(OmegaConf.load(path), resolve=True)["tools"] if path else []
-    own = [tool.tool_schema for tool in load_function_tools_from_path(functions)] if functions else []
-    schemas = [schema.model_dump(exclude_unset=True, exclude_none=True) for schema in own]
-    return [tool["tool_schema"] for tool in tools if tool.get("tool_schema")] + schemas
-
-
 def _options(config: DictConfig) -> dict:
     return OmegaConf.to_container(config.data.get("apply_chat_template_kwargs") or OmegaConf.create())
 
@@ -156,17 +130,16 @@ def _described_by(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Env
 
 def _counter(
     config: DictConfig, tokenizer: PreTrainedTokenizerBase, environment: Environment = NO_ENVIRONMENT
-) -> Callable[[Messages], int]:
+) -> Callable[[Sequence[Mapping]], int]:
     """Return the function that counts a prompt's tokens as the run does, with the tools that it describes."""
     from verl.utils.tokenizer import normalize_token_ids
 
     options = _options(config)
-    tools = environment.schemas or _upstream_tools(config.data)
     vocabulary = (model_json(config.actor_rollout_ref.model.path) or {}).get("vocab_size", math.inf)
-    if tools:
-        options |= {"tools": tools}
+    if environment.schemas:
+        options |= {"tools": environment.schemas}
 
-    def count(messages: Messages) -> int:
+    def count(messages: Sequence[Mapping]) -> int:
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
         if (largest := max(ids := normalize_token_ids(ids), default=0)) >= vocabulary:
             raise ValueError(f"token {largest} is not in the model's vocabulary of {vocabulary}")

@@ -9,18 +9,16 @@ import numpy as np
 import pytest
 
 from recipe.compared.branpo.tree import BranPOKeys, Policy, new_tails
-from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, library, library_tools
 from tests.recipe.compared import credit
-from tests.recipe.compared.engines import CHAT, grown_by, letter, odd, scoring
+from tests.recipe.compared.engines import grown_by, letter, odd, scoring
 from tests.workers.rollout.toy_engine import HashEngine, Letters
-from verl.workers.rollout.trajectory_tree import TOOL
 
 
-def grown(engine, of_builder, reward_of=odd, **keys):
+def grown(engine, seed):
     """The tree, and the trajectories that were scored."""
-    keys = BranPOKeys(**{"step_delimiter": "c"} | keys)
-    score, scored = scoring(reward_of)
-    return grown_by(Policy(keys, letter), engine, keys.bases + keys.tails, score=score, **of_builder), scored
+    keys = BranPOKeys(step_delimiter="c")
+    score, scored = scoring(odd)
+    return grown_by(Policy(keys, letter), engine, keys.bases + keys.tails, score=score, seed=seed), scored
 
 
 # ---- which trajectories get new tails ----
@@ -67,7 +65,7 @@ def ends_of_steps(text):
 @pytest.mark.parametrize("seed", range(8))
 def test_tails_go_on_from_a_few_steps_before_the_end(seed):
     engine = HashEngine(sharpness=1.5, memory=100)
-    tree, scored = grown(engine, {"seed": seed})
+    tree, scored = grown(engine, seed)
     rows, ids = tree.trajectories(), tree.segment_ids()
     assert scored == rows[:4] and len(engine.asked) == 12 == len({request.seed for request in engine.asked})
     steps = [[0, *ends_of_steps(Letters().decode(row))] for row in scored]
@@ -91,28 +89,6 @@ def test_tails_go_on_from_a_few_steps_before_the_end(seed):
             assert sum(shared) == shared[base]
         else:
             assert shared == [0] * 4, "the others start from the prompt"
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3])
-def test_with_tools_a_step_ends_at_a_result(limit):
-    tools, engine = library({"call_limit": limit}), ToyPolicy(calls=3)
-    builder = {"prompt": CHAT, "environment": library_tools(tools), "max_tokens": 500, "stop": TOKENIZER.eos_token_id}
-    tree, _ = grown(engine, builder, lambda tokens: 0.0, step_delimiter="think", max_steps_back=2)
-    begun = [TOKENIZER.decode(request.prompt_ids[len(CHAT) :]) for request in engine.requests]
-    assert all(text == "" or text.endswith("\n</result>") for text in begun)
-    results = [segment for segment in tree.segments if segment.author == TOOL]
-    assert len(results) == len(tools.tools["search"].asked)
-    texts = [TOKENIZER.decode(row) for row in tree.trajectories()]
-    assert all(text.count("<result>") == limit for text in texts)
-    for text in texts[4:]:
-        shared = max(shared_results(text, base) for base in texts[:4])
-        assert shared >= limit - 1, "at most two of limit + 1 steps are new"
-
-
-def shared_results(a, b):
-    """The number of results with which two texts begin alike."""
-    ends = [at for at in range(len(a)) if a[:at].endswith("</result>")]
-    return sum(b.startswith(a[:end]) for end in ends)
 
 
 EPSILON = 1e-6

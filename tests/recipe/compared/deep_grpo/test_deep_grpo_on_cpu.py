@@ -13,13 +13,12 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.compared.deep_grpo.component import PivotSuccess, fit_success
 from recipe.compared.deep_grpo.tree import PIVOTS, DeepGRPOKeys, Fit, Pivots, Policy, pivot_weights
-from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, library, library_tools
-from tests.recipe.compared.engines import CHAT, Script, grown_by, letter, odd, scoring
+from tests.recipe.compared.engines import Script, grown_by, letter, odd, scoring
 from tests.trainer.ppo.toy_step import ROLLOUT, MemoryQueue, trainer_of
 from tests.workers.rollout.toy_engine import EOS, HashEngine, Letters
 from verl.trainer.ppo.v1.batch_rows import BatchRows
 from verl.workers.rollout.prompt_task import PromptSettings, PromptTask
-from verl.workers.rollout.trajectory_tree import TOOL, TREE_DATA
+from verl.workers.rollout.trajectory_tree import TREE_DATA
 from verl.workers.rollout.tree_rollout import rows_of
 
 # of each prompt: x of its pivots, and its rows: reward and pivot. p: a right and a wrong branch, then two wrong ones
@@ -70,10 +69,12 @@ def test_outcomes_of_kept_and_dropped_prompts_in_the_order_of_the_data(queue):
     assert own.dropped == []
 
 
-def test_a_threshold_says_what_is_right(queue):
-    made = trainer(keys={"failure_threshold": 0.5})
+def test_a_threshold_says_what_is_right_and_the_window_bounds_what_is_kept(queue):
+    made = trainer(keys={"failure_threshold": 0.5, "window": 4})
     made._compute_advantage(queue.batch(), {})
     assert list(component(made).pivots) == [(0.25, True), (0.75, False), (0.5, False)]
+    made._compute_advantage(queue.batch(), {})
+    assert list(component(made).pivots) == [(0.5, False), (0.25, True), (0.75, False), (0.5, False)]
 
 
 def test_the_fit_reaches_the_rollout_once_there_are_enough_pivots(queue):
@@ -87,13 +88,6 @@ def test_the_fit_reaches_the_rollout_once_there_are_enough_pivots(queue):
     assert slope < 0, "late branches failed"
     later, earlier = pivot_weights(4, 0.0, (intercept, slope))[2], pivot_weights(4, 0.0, None)[2]
     assert later < earlier == 1.0
-
-
-def test_the_window_bounds_what_is_kept(queue):
-    made = trainer(keys={"window": 4})
-    for _ in range(3):
-        made._compute_advantage(queue.batch(), {})
-    assert list(component(made).pivots) == [(0.5, True), (0.25, True), (0.75, False), (0.5, True)]
 
 
 def test_pivots_and_fit_come_back_with_the_checkpoint(queue, monkeypatch, tmp_path):
@@ -152,13 +146,13 @@ def test_few_pivots_or_one_outcome_have_none():
     assert fit_success([(0.5, i == 0) for i in range(11)]) is not None
 
 
-def grown(engine, reward_of=odd, fit=None, text_of=letter, of_builder=None, **keys):
+def grown(engine, reward_of=odd, fit=None, seed=0, **keys):
     """The tree, its rows, the policy, and the trajectories that were scored."""
     keys = DeepGRPOKeys(**{"chains": 4, "branches": 3, "step_delimiter": "c", "max_step_tokens": 6} | keys)
     score, scored = scoring(reward_of)
     task = PromptTask({}, settings=PromptSettings(tree=(Fit(*fit),) if fit else ()))
-    policy = Policy(keys, text_of).for_task(task)
-    tree = grown_by(policy, engine, keys.chains + keys.max_failures * keys.branches, score=score, **(of_builder or {}))
+    policy = Policy(keys, letter).for_task(task)
+    tree = grown_by(policy, engine, keys.chains + keys.max_failures * keys.branches, score=score, seed=seed)
     return tree, rows_of(tree, policy), policy, scored
 
 
@@ -175,7 +169,7 @@ def ends_of_steps(text, most=6):
 @pytest.mark.parametrize("seed", range(8))
 def test_branches_go_on_from_a_step_of_a_failed_trajectory(seed):
     engine = HashEngine(sharpness=1.5, memory=100)
-    tree, rows, policy, scored = grown(engine, of_builder={"seed": seed})
+    tree, rows, policy, scored = grown(engine, seed=seed)
     responses = [row.response_ids for row in rows]
     pivots = [row.token_fields[PIVOTS.name] for row in rows]
     assert scored == responses[:4]
@@ -233,21 +227,6 @@ def test_branches_that_begin_as_the_failed_trajectory_did_are_nodes_of_their_own
     assert {tuple(row.response_ids) for row in rows} == {(1, 2, 4, 2, EOS)}
     ends = [row.token_fields["segment_ids"][-1] for row in rows]
     assert len(set(ends)) == len(rows)
-
-
-@pytest.mark.parametrize("limit", [1, 2])
-def test_with_tools_no_call_is_made_twice(limit):
-    tools, engine = library({"call_limit": limit}), ToyPolicy(calls=2)
-    options = {"step_delimiter": "think", "max_step_tokens": 20, "text_of": lambda t: TOKENIZER.decode([t])}
-    builder = {"prompt": CHAT, "environment": library_tools(tools), "max_tokens": 400, "stop": TOKENIZER.eos_token_id}
-    tree, rows, policy, _ = grown(engine, lambda tokens: 0.0, of_builder=builder, **options)
-    begun = [TOKENIZER.decode(request.prompt_ids[len(CHAT) :]) for request in engine.requests]
-    assert not any(text.endswith("</search>") for text in begun)
-    results = [segment for segment in tree.segments if segment.author == TOOL]
-    assert len(results) == len(tools.tools["search"].asked)
-    texts = [TOKENIZER.decode(row.response_ids) for row in rows]
-    assert all(text.count("<result>") == min(limit, 2) for text in texts)
-    assert len(policy.data_for_trainer(tree).positions) == 2
 
 
 def advantage(scores, pivots, mask, index, **keys) -> torch.Tensor:

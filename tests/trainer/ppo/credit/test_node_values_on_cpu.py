@@ -140,28 +140,11 @@ def test_the_hard_advantage_token_by_token(seed):
     assert hard.sum().item() == pytest.approx(soft.sum().item(), abs=1e-3)
 
 
-@pytest.mark.parametrize("norm", [True, False])
-def test_without_sharing_hard_is_soft(norm):
-    index, segment_ids, mask, rewards = random_forest(1)
-    alone = torch.where(segment_ids >= 0, segment_ids + 100 * torch.arange(len(index)).unsqueeze(-1), -1)
-    soft, _ = compute_grpo_outcome_advantage(rewards, mask, index, norm_adv_by_std_in_grpo=norm)
-    for ids in (alone, torch.full_like(alone, -1)):
-        hard = hard_advantage(rewards, mask, index, ids, norm_adv_by_std_in_grpo=norm)
-        torch.testing.assert_close(hard, soft, rtol=1e-5, atol=1e-5)
-
-
 def test_a_masked_trajectory_still_counts_for_its_segments():
     ids, mask = torch.tensor([[0, 1], [0, 2]]), torch.tensor([[1, 1], [0, 0]])
     rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
     hard = hard_advantage(rewards, mask, np.array([0, 0]), ids, norm_adv_by_std_in_grpo=False)
     assert hard.tolist() == [[0.0, 0.5], [0.0, 0.0]]
-
-
-@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
-def test_no_tokens(shape):
-    ids = torch.zeros(shape, dtype=torch.long)
-    hard = hard_advantage(torch.zeros(shape), torch.zeros(shape), np.array(["a", "b"][: shape[0]], dtype=object), ids)
-    assert hard.shape == shape
 
 
 def test_missing_and_misshapen_segments_are_named():
