@@ -21,7 +21,11 @@ from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
 ESTIMATORS = ("arpo_hard", "tree_path", "tree_gain", "treerl")
 GROUP = (Compares.GROUP, Compares.GROUP_THEN_MORE)
 # those that need nothing but rewards
-GROUP_RELATIVE = {name for name, credit in parts("credit").items() if credit.compares in GROUP and not credit.needs}
+GROUP_RELATIVE = {
+    name
+    for name, credit in parts("credit").items()
+    if credit.compares in GROUP and not (credit.needs or credit.reward_fields)
+}
 
 
 def advantage(estimator, rewards, mask, index, segment_ids, **config):
