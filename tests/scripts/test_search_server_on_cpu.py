@@ -168,4 +168,4 @@ def test_faults_before_it_listens(corpus, tmp_path, url):
         for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
             signal.signal(number, handler)
     second = start("--corpus", corpus, "--port", url.rpartition(":")[2])
-    assert second.wait(60) != 0 and "address already in use" in second.communicate()[1]
+    assert second.wait(60) != 0 and "Address already in use" in second.communicate()[1]
