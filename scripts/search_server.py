@@ -134,6 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
             timeout_worker_healthcheck=60,
         )
         listener = config.bind_socket()
+        listener.listen()  # requests wait until the workers have started
         host, port = listener.getsockname()[:2]
         print(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
         Multiprocess(config, [listener]).run()

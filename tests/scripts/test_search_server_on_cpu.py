@@ -45,6 +45,7 @@ def url(corpus):
         said = next((line for line in process.stdout if line.startswith("listening")), "")
         match = re.fullmatch(r"listening on (http://127\.0\.0\.1:\d+)\n", said)
         assert match, said
+        httpx.get(match[1] + "/health", timeout=120)  # its workers have started
         yield match[1]
         process.send_signal(signal.SIGTERM)
         stdout, stderr = process.communicate(timeout=60)
@@ -57,7 +58,7 @@ def url(corpus):
 
 
 def retrieve(url, **body):
-    return httpx.post(url + "/retrieve", timeout=30, json=body).json()["result"]
+    return httpx.post(url + "/retrieve", timeout=120, json=body).json()["result"]
 
 
 def test_the_reply_has_search_r1s_form(url):
@@ -168,4 +169,4 @@ def test_faults_before_it_listens(corpus, tmp_path, url):
         for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
             signal.signal(number, handler)
     second = start("--corpus", corpus, "--port", url.rpartition(":")[2])
-    assert second.wait(60) != 0 and "address already in use" in second.communicate()[1]
+    assert second.wait(60) != 0 and "Address already in use" in second.communicate()[1]
