@@ -64,8 +64,8 @@ def test_both_sides_have_the_same_values_where_both_have_a_key(tmp_path):
 
 
 def test_the_ratio_is_the_geometric_mean_of_the_pairs():
-    # logs of the ratios 2 and 8: mean log 4; deviation log 4 / sqrt 2, so that half is 12.706 * log 4 / 2
-    half = 12.706 * math.log(4) / 2
+    # logs of the ratios 2 and 8: mean log 4; deviation log 4 / sqrt 2, so that half is 12.7062 * log 4 / 2
+    half = 12.7062047 * math.log(4) / 2
     assert ratio_of([2.0, 8.0], [1.0, 1.0]) == f"4.00 ({4 / math.exp(half):.2f} to {4 * math.exp(half):.2f})"
     assert ratio_of([3.0, 3.0], [2.0, 2.0]) == "1.50 (1.50 to 1.50)"
     with pytest.raises(ValueError):

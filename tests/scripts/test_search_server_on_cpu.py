@@ -139,7 +139,7 @@ async def test_a_full_server_refuses_and_the_tool_asks_again_also_while_a_lost_w
         await asyncio.sleep(0.7)
         for connection in open_ones:
             connection.close()
-        assert all("[1] Heron" in answer for answer in await answers)
+        assert all(answer.startswith("[1] Otter") for answer in await answers)
         await tool.close()
 
         (worker,) = children(process)

@@ -3,8 +3,6 @@
 import importlib.util
 import json
 import random
-import struct
-from base64 import b64decode
 from pathlib import Path
 
 import pytest
@@ -68,9 +66,11 @@ def test_the_page_shows_the_texts_of_the_paths(kind):
     spec = importlib.util.spec_from_file_location("view_trees", Path(__file__).parents[2] / "scripts/view_trees.py")
     spec.loader.exec_module(page := importlib.util.module_from_spec(spec))
     shown = page.compact(tree_record(tree, 1, "a", [1.0, 0.0], "rows", tokenizer))
-    indices = struct.unpack(f"<{len(both + whole + cut)}H", b64decode(shown["tokens"]))
-    texts = [shown["vocabulary"][index][1] for index in indices]
-    assert [shown["vocabulary"][index][0] for index in indices] == both + whole + cut
+    texts = []
+    for segment in shown["segments"]:
+        own = dict(segment["texts"])
+        texts += [own.get(i, shown["vocabulary"].get(str(token))) for i, token in enumerate(segment["tokens"])]
+    assert [token for segment in shown["segments"] for token in segment["tokens"]] == both + whole + cut
     prompt, first, second = tokenizer.decode(tokens[:2]), len(both), len(both + whole)
     assert prompt + "".join(texts[:second]) == f"Hi {SMILE} you!"
     assert prompt + "".join(texts[:first] + texts[second:]) == tokenizer.decode(tokens[: at + 1])

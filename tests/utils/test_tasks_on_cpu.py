@@ -13,10 +13,9 @@ import os, subprocess, sys
 from pathlib import Path
 sys.path.append("scripts")
 from explore import config_of
-from recipe.common.menu import about_choice, menu
+from recipe.common.menu import about_benchmark, about_choice, menu
 from stranger.data import write_sorting
 from recipe.common.compare_runs import EXPLORE, command_of
-from verl.evaluation.__main__ import main
 from verl.evaluation.questions.loading import read_questions
 from verl.evaluation.scores.scoring import find_scoring
 
@@ -29,7 +28,7 @@ assert command_of("passk", 10, "sorting") == [*EXPLORE, "credit=passk"]
 question = read_questions("sorting", [folder / "test.parquet"]).questions[0]
 score = find_scoring("sorting").score
 assert score(question, question.answers[0]) == (1.0, question.answers[0], {}) and score(question, "1").score == 0
-main([])
+print(about_benchmark("sorting"))
 shell = "source recipe/common/small_tasks.sh; use_task sorting; echo warm: $WARM_START; use_task chess"
 subprocess.run(["bash", "-euc", shell])
 """

@@ -1,6 +1,6 @@
-"""Chooses how vLLM samples: HAPO's temperature, requests' seeds, and how many tokens it scores at once.
+"""Chooses how vLLM samples: the temperature, requests' seeds, and how many tokens it scores at once.
 
-HAPO's adaptive temperature is a logits processor, which the engine's config must name. vLLM 0.24 and 0.30 then use
+The adaptive temperature is a logits processor, which the engine's config must name. vLLM 0.24 and 0.30 then use
 their V1 model runner, whatever the model: their V2 runner takes no logits processors.
 """
 
