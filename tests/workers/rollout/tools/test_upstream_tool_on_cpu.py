@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
+from verl.workers.rollout.tools.base_tool import ToolError
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
 
 
@@ -101,3 +102,50 @@ def test_upstreams_own_base_tool_and_a_config_from_hydra():
 def test_wrong_settings_name_their_key_before_a_run(class_path, params, message):
     with pytest.raises(ValueError, match=message):
         ToolsConfig(tool_instances={"any": {"class_path": class_path, "params": params}})
+
+
+def double(number: int, times: int = 1) -> int:
+    """Doubles a number.
+
+    Args:
+        number: Any number.
+        times: How often.
+    """
+    if number < 0:
+        raise ToolError("Expected no negative number.", kind="negative", retry=False)
+    return number * 2**times
+
+
+async def spell(word: str) -> str:
+    """Spells a word.
+
+    Args:
+        word: Any word.
+    """
+    if not word.isalpha():
+        raise LookupError("no word")
+    return "-".join(word)
+
+
+def undescribed(word):
+    return word
+
+
+def test_a_function_is_a_tool():
+    made = box(f"{__name__}.double")
+    assert made.tools["double"].schema["required"] == ["number"]
+    assert call(made, '{"number": 3, "times": 2}', "double").text == "12"
+    assert call(made, '{"times": 2}', "double").text == "Error: Missing arguments: number."
+    refused = call(made, '{"number": -1}', "double")
+    assert (refused.text, refused.error, refused.own_fault) == (
+        "Error: Expected no negative number.",
+        "negative",
+        False,
+    )
+    made = box(f"{__name__}.spell")
+    assert call(made, "otter", "spell").text == "o-t-t-e-r"
+    assert call(made, "3", "spell").text == "Error: spell failed: no word"
+    with pytest.raises(ValueError, match="tool_instances.any: undescribed does not describe itself as a tool: "):
+        box(f"{__name__}.undescribed")
+    with pytest.raises(ValueError, match="params: .*unexpected keyword"):
+        box(f"{__name__}.spell", {"sides": 3})

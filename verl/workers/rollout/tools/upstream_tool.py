@@ -5,11 +5,13 @@
         class_path: my_project.tools.CrawlTool
         params: {config: {type: native}, tool_schema: {type: function, function: {name: crawl, …}}}
 
-`FunctionTools` does the same for a Python file's functions with upstream's decorator `function_tool`. The tag is the
-function's name; function_calls.py says what the text between the tags may be. A trajectory's calls are independent:
-each has its own instance (verl's `create`, `execute`, `release`). The tool's reward and metrics are not used.
+`FunctionTools` does the same for a Python file's functions with upstream's decorator `function_tool`, and a
+`class_path` may name a plain function. The tag is the function's name; function_calls.py says what the text between the
+tags may be. A trajectory's calls are independent: each has its own instance (verl's `create`, `execute`, `release`).
+The tool's reward and metrics are not used.
 """
 
+import inspect
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from verl.tools.base_tool import BaseTool as UpstreamBaseTool
-from verl.tools.function_tool import FunctionTool, load_function_tools_from_path, normalize_function_tool_return
+from verl.tools.function_tool import (
+    FunctionTool,
+    function_tool,
+    get_function_tool,
+    load_function_tools_from_path,
+    normalize_function_tool_return,
+)
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolSet
@@ -28,7 +36,9 @@ MAX_MESSAGE_CHARS = 300  # largest number of characters of an exception's text f
 
 
 def adapted(upstream: Any) -> type[BaseTool] | None:
-    """Return one of our tool classes that runs verl's tool class; None for anything else."""
+    """Return one of our tool classes that runs verl's tool class or a function; None for anything else."""
+    if inspect.isfunction(upstream):
+        return type(upstream.__name__, (PlainFunction,), {"run": staticmethod(upstream)})
     if not (isinstance(upstream, type) and issubclass(upstream, UpstreamBaseTool)):
         return None
     return type(upstream.__name__, (UpstreamTool,), {"upstream": upstream})
@@ -52,6 +62,8 @@ class _FunctionWithSchema(BaseTool):
         arguments = call_arguments(self.schema, content)
         try:
             response = await self._respond(arguments)
+        except ToolError:
+            raise
         except Exception as error:
             message = f"{self.name} failed: {one_line(str(error), MAX_MESSAGE_CHARS) or type(error).__name__}"
             raise ToolError(message, kind=type(error).__name__, retry=False, own_fault=True) from error
@@ -82,6 +94,29 @@ class UpstreamTool(_FunctionWithSchema):
         finally:
             await self.tool.release(instance)
         return response
+
+
+class PlainFunction(_FunctionWithSchema):
+    """A function as a tool. Upstream derives the schema from its type hints and docstring, whose part "Args:" describes
+    each argument."""
+
+    run: Callable[..., Any]
+
+    def __init__(self):
+        function = self._function()
+        super().__init__(function.tool_schema, partial(_response_of, function))
+
+    @classmethod
+    def check(cls) -> None:
+        try:
+            cls._function()
+        except Exception as error:  # transformers raises errors of its own
+            raise ValueError(f"{cls.run.__name__} does not describe itself as a tool: {error}") from error
+
+    @classmethod
+    def _function(cls) -> FunctionTool:
+        function_tool(cls.run)
+        return get_function_tool(cls.run.__name__)
 
 
 class FunctionTools(ToolSet):
