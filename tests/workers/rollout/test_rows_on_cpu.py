@@ -1,6 +1,7 @@
 """A group's rows and rewards are what upstream's worker makes of each trajectory alone: upstream is the oracle."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -77,34 +78,19 @@ def reward_handle(model_folder: str, reward_file: Path) -> SimpleNamespace:
 
 
 @pytest.fixture
-def loop():
-    """The event loop in which reward managers are made and called, as in an actor."""
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield loop
-    asyncio.set_event_loop(None)
-    loop.close()
-
-
-@pytest.fixture
-def worker(loop, monkeypatch, model_folder, tmp_path):
-    """A worker, and what it has put."""
+def make(monkeypatch, model_folder, tmp_path):
+    """Makes a worker, and the list of what it has put, in the event loop that calls them."""
     put = []
 
     async def async_kv_batch_put(keys, fields, tags, partition_id):
         await asyncio.sleep(0)
         for row, (key, tag) in enumerate(zip(keys, tags, strict=True)):
-            put.append(
-                (
-                    key,
-                    {name: cell(column, row) for name, column in ({} if fields is None else fields).items()},
-                    tag,
-                    partition_id,
-                )
-            )
+            columns = {} if fields is None else fields
+            put.append((key, {name: cell(column, row) for name, column in columns.items()}, tag, partition_id))
 
     monkeypatch.setattr(agent_loop_tq.tq, "async_kv_batch_put", async_kv_batch_put)
-    return make_worker(monkeypatch, model_folder, [reward_handle(model_folder, tmp_path / "reward.py")]), put
+    handle = partial(reward_handle, model_folder, tmp_path / "reward.py")
+    return lambda: (make_worker(monkeypatch, model_folder, [handle()]), put)
 
 
 def cell(column, row: int):
@@ -126,16 +112,12 @@ def same(ours: dict, theirs: dict) -> None:
 
 @pytest.mark.parametrize("validate", [False, True])
 @pytest.mark.parametrize("lengths", [[5, 1, 8, 3], [4, 4, 4], [2], [1 + i % 7 for i in range(20)]])
-def test_rows_are_upstreams(loop, worker, lengths, validate):
-    worker, put = worker
-
-    async def upstreams():
-        for session, output in enumerate(trajectories(lengths)):
-            await worker._agent_loop_postprocess(output, validate, session_id=session, **PROMPT)
-
-    loop.run_until_complete(upstreams())
+async def test_rows_are_upstreams(make, lengths, validate):
+    worker, put = make()
+    for session, output in enumerate(trajectories(lengths)):
+        await worker._agent_loop_postprocess(output, validate, session_id=session, **PROMPT)
     theirs, put[:] = list(put), []
-    loop.run_until_complete(worker._put_group(trajectories(lengths), PROMPT, validate))
+    await worker._put_group(trajectories(lengths), PROMPT, validate)
     assert len(put) == len(theirs) == len(lengths)
     for (key, row, tag, partition), (their_key, their_row, their_tag, their_partition) in zip(put, theirs, strict=True):
         assert (key, tag, partition) == (their_key, their_tag, their_partition)
@@ -144,8 +126,8 @@ def test_rows_are_upstreams(loop, worker, lengths, validate):
     assert len({row["extra_fields"]["reward_extra_info"]["seen"] for _, row, _, _ in put}) > len(lengths) // 2
 
 
-def test_what_is_put_during_a_write_goes_out_together(loop, worker, monkeypatch):
-    worker, put = worker
+async def test_what_is_put_during_a_write_goes_out_together(make, monkeypatch):
+    worker, put = make()
     writer, write, sizes = worker.queue["train"], agent_loop_tq.tq.async_kv_batch_put, []
 
     async def counted(keys, **arguments):
@@ -158,15 +140,8 @@ def test_what_is_put_during_a_write_goes_out_together(loop, worker, monkeypatch)
     groups = [queue_rows(trajectories([3, 1 + i], reward_score=None), PROMPT | {"uid": f"u-{i}"}) for i in range(7)]
     groups[3] = groups[3]._replace(rows=[row | {"more": 1} for row in groups[3].rows])
 
-    async def all_at_once():
-        return await asyncio.gather(
-            writer.put(groups[0]),
-            writer.put(Entries(["u-0"], [{"status": "finished"}])),
-            *(writer.put(group) for group in groups[1:4]),
-            return_exceptions=True,
-        )
-
-    assert loop.run_until_complete(all_at_once()) == [None] * 5
+    entries = [groups[0], Entries(["u-0"], [{"status": "finished"}]), *groups[1:4]]
+    assert await asyncio.gather(*map(writer.put, entries), return_exceptions=True) == [None] * 5
     # all of them have come before the first write begins; a tag, and rows with a column more, take one of their own
     assert sizes == [6, 1, 2]
     rows = {key: row for key, row, _, _ in put}
@@ -176,20 +151,18 @@ def test_what_is_put_during_a_write_goes_out_together(loop, worker, monkeypatch)
             assert torch.equal(rows[key]["responses"], row["responses"]) and rows[key]["uid"] == row["uid"].data
             assert rows[key].keys() == row.keys()
 
-    async def canceled_and_failing():
-        canceled = asyncio.create_task(writer.put(groups[4]))
-        await asyncio.sleep(0)
-        canceled.cancel()
-        results = await asyncio.gather(canceled, writer.put(groups[5]), return_exceptions=True)
-        return results, await asyncio.gather(writer.put(groups[6]), return_exceptions=True)
-
-    (canceled, written), (failed,) = loop.run_until_complete(canceled_and_failing())
-    assert isinstance(canceled, asyncio.CancelledError) and written is None and str(failed) == "gone"
+    canceled = asyncio.create_task(writer.put(groups[4]))
+    await asyncio.sleep(0)
+    canceled.cancel()
+    await writer.put(groups[5])
+    assert canceled.cancelled()
+    with pytest.raises(ConnectionError, match="gone"):
+        await writer.put(groups[6])
     assert {"u-4_0_0", "u-5_1_0"} <= {key for key, *_ in put}
 
 
-def test_rewards_are_shared_among_workers_where_a_group_is_large(loop, worker):
-    worker, put = worker
+async def test_rewards_are_shared_among_workers_where_a_group_is_large(make):
+    worker, put = make()
     sizes, scorer = [], worker.reward_loop_worker_handles[0]
     score = scorer.compute_score_batch.remote
 
@@ -198,14 +171,14 @@ def test_rewards_are_shared_among_workers_where_a_group_is_large(loop, worker):
         return score(data)
 
     scorer.compute_score_batch.remote = counted
-    loop.run_until_complete(worker._put_group(trajectories([3] * 40), PROMPT, False))
+    await worker._put_group(trajectories([3] * 40), PROMPT, False)
     together = group_rollout.SCORED_TOGETHER
     assert [size for size, _ in sizes] == [together] * (40 // together) + [40 % together]
     assert [session for _, sessions in sizes for session in sessions] == list(range(40)) and len(put) == 40
 
 
-def test_without_reward_workers_rows_have_no_rewards(loop, worker):
-    worker, put = worker
+async def test_without_reward_workers_rows_have_no_rewards(make):
+    worker, put = make()
     worker.reward_loop_worker_handles = None
-    loop.run_until_complete(worker._put_group(trajectories([3, 2]), PROMPT, False))
+    await worker._put_group(trajectories([3, 2]), PROMPT, False)
     assert all("rm_scores" not in row for _, row, _, _ in put)
