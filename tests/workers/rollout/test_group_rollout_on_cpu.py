@@ -367,9 +367,5 @@ def test_settings_are_read_and_do_not_travel_on():
     assert task.row == ROW and task.step == 7
     assert task.settings == PromptSettings(2, {"tau": 0.1}, (0.9, 8, 4))
     assert [task.settings.tree_record(kind) for kind in (float, int, str)] == [0.9, 4, None]
-
-
-@pytest.mark.parametrize("columns", [{}, {STEP_SETTINGS: None, PROMPT_SETTINGS: None}])
-def test_a_row_without_settings_has_the_defaults(columns):
-    assert PromptTask.of_row({**ROW, **columns}) == PromptTask(ROW, 7, PromptSettings())
-    assert PromptTask.of_row({"uid": "u"}).step == 0
+    for columns in ({}, {STEP_SETTINGS: None, PROMPT_SETTINGS: None}):
+        assert PromptTask.of_row({**ROW, **columns}) == PromptTask(ROW, 7, PromptSettings())

@@ -7,25 +7,13 @@ import pytest
 
 from tests.configs import composed
 from tests.recipe.arpo.toy_agent import TOKENIZER, encode
-from verl.workers.rollout.engines.interface import Generation, GenerationRequest
+from tests.workers.rollout.toy_engine import HashEngine
 from verl.workers.rollout.environment import Environment
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.tree_rollout import TreeRollout
 
 ROLLOUT = "actor_rollout_ref.rollout"
 QUESTION = {"role": "user", "content": "who?"}
-
-
-class Answering:
-    """An engine that answers at once, and keeps the prompts."""
-
-    def __init__(self):
-        self.prompts = []
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        self.prompts.append(TOKENIZER.decode(request.prompt_ids))
-        tokens = [*encode("<answer>a</answer>"), TOKENIZER.eos_token_id]
-        return Generation(tokens, [-1.0] * len(tokens), stopped=True)
 
 
 class Telling(Environment):
@@ -42,11 +30,11 @@ def prompt_of(prompt_length: int) -> str:
         text = "".join(f"{message['role']}\n{message['content']}\n" for message in messages)
         return encode(f"{text}assistant\n")[-prompt_length:]
 
-    engine, agent_loop = Answering(), SimpleNamespace(ct_build_initial_tokens=initial_tokens)
+    engine, agent_loop = HashEngine(), SimpleNamespace(ct_build_initial_tokens=initial_tokens)
     rollout = TreeRollout(config, agent_loop, engine, TOKENIZER, Telling())
     row = {"uid": "u", "index": 0, "raw_prompt": [QUESTION], "global_steps": 1}
     asyncio.run(rollout.run(PromptTask.of_row(row), 1, {"temperature": 1.0, "top_p": 1.0, "top_k": -1}))
-    return engine.prompts[0]
+    return TOKENIZER.decode(engine.asked[0].prompt_ids)
 
 
 def test_a_prompt_without_room_for_what_the_environment_adds_fails():

@@ -5,6 +5,7 @@ Every instance checks that it gets one call at a time.
 """
 
 import asyncio
+import contextlib
 import math
 
 import pytest
@@ -17,54 +18,49 @@ from verl.workers.rollout.stateful import Step
 NEVER_DONE = lambda actions, _: Step(tuple(actions))  # noqa: E731
 
 
-def in_game(game: Game, play):
-    """The result of `play(game)`, after which nothing of the game is left."""
-
-    async def run():
-        try:
-            return await asyncio.wait_for(play(game), 60)
-        finally:
-            await game.close()
-            assert game.alive == game.pool.used == 0
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    return asyncio.run(run())
+@contextlib.asynccontextmanager
+async def played(game: Game):
+    """Nothing of the game is left after it."""
+    try:
+        async with asyncio.timeout(60):
+            yield game
+    finally:
+        await game.close()
+        assert game.alive == game.pool.used == 0
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_a_trajectory_has_one_instance_for_all_its_steps():
-    async def play(game):
+async def test_a_trajectory_has_one_instance_for_all_its_steps():
+    async with played(Game(can_copy=True, fault=NEVER_DONE)) as game:
         state = None
         for action in range(5):
             state = await game.advance(state, (action, "no end"))
-        return state
-
-    game = Game(can_copy=True, fault=NEVER_DONE)
-    assert len(in_game(game, play).path()) == 5
+    assert len(state.path()) == 5
     metrics = game.metrics([])
     assert game.made == metrics["environment/instances"] == 1
     assert metrics["environment/copies"] == metrics["environment/replays"] == 0
 
 
-def test_branches_of_one_state_are_copies_after_one_replay():
-    async def play(game):
+async def branches_of_one_state(game: Game, n: int) -> set[Step]:
+    async with played(game):
         state = await game.advance(None, (0,))
-        return [await game.advance(state, (1, branch)) for branch in range(5)]
+        return {(await game.advance(state, (1, branch))).step for branch in range(n)}
 
+
+async def test_branches_of_one_state_are_copies_after_one_replay():
     game = Game(can_copy=True, fault=NEVER_DONE)
-    assert len({state.step for state in in_game(game, play)}) == 5
+    assert len(await branches_of_one_state(game, 5)) == 5
     # the first branch has the live instance, the second one a replay, which is copied for each further one
     assert (game.counts["replays"], game.counts["copies"], game.counts["instances"]) == (1, 4, 2)
     game = Game(can_copy=False, fault=NEVER_DONE)
-    in_game(game, play)
+    assert len(await branches_of_one_state(game, 5)) == 5
     assert (game.counts["replays"], game.counts["replayed_actions"], game.counts["copies"]) == (4, 4, 0)
 
 
-def test_an_equal_action_at_an_equal_state_is_taken_once():
-    async def play(game):
-        return await asyncio.gather(*(game.advance(None, (7,)) for _ in range(5)))
-
-    game = Game(delay=0.01)
-    assert len(set(in_game(game, play))) == 1 and game.made == 1
+async def test_an_equal_action_at_an_equal_state_is_taken_once():
+    async with played(Game(delay=0.01)) as game:
+        states = await asyncio.gather(*(game.advance(None, (7,)) for _ in range(5)))
+    assert len(set(states)) == 1 and game.made == 1
 
 
 # ---- what goes wrong ----
@@ -78,52 +74,46 @@ def test_an_equal_action_at_an_equal_state_is_taken_once():
         (Step("x", math.nan), "the reward of a step is nan, expected a finite number"),
     ],
 )
-def test_a_step_that_fails_or_hangs_loses_its_branch_only(fault, message):
-    async def play(game):
+async def test_a_step_that_fails_or_hangs_loses_its_branch_only(fault, message):
+    faulty = Game(fault=lambda actions, _: fault if actions[-1] == (1,) else None, timeout=0.05)
+    async with played(faulty) as game:
         good = await game.advance(None, (0,))
         with pytest.raises(BranchLost, match=message):
             await game.advance(None, (1,))
-        return await game.advance(good, (2,))
-
-    game = Game(fault=lambda actions, _: fault if actions[-1] == (1,) else None, timeout=0.05)
-    assert in_game(game, play).step == game_step([(0,), (2,)]) and game.counts["failures"] == 1
+        after = await game.advance(good, (2,))
+    assert after.step == game_step([(0,), (2,)]) and game.counts["failures"] == 1
 
 
-def test_a_copy_that_fails_is_replaced_by_a_replay(monkeypatch):
+async def test_a_copy_that_fails_is_replaced_by_a_replay(monkeypatch):
     def fails(*_):
         raise ValueError("no memory")
 
-    async def play(game):
-        state = await game.advance(None, (0,))
-        return [await game.advance(state, (1, branch)) for branch in range(3)]
-
     monkeypatch.setattr(GameInstance, "copy", fails)
     game = Game(can_copy=True, fault=NEVER_DONE)
-    assert len({state.step for state in in_game(game, play)}) == 3
+    assert len(await branches_of_one_state(game, 3)) == 3
     assert game.counts["copies"] == 0 < game.counts["failures"]
 
 
-def test_copies_are_made_also_where_other_prompts_fill_the_pool():
-    async def play(game):
+async def test_copies_are_made_also_where_other_prompts_fill_the_pool():
+    async with played(Game(can_copy=True, max_instances=8, fault=NEVER_DONE)) as game:
         for filler in range(8):  # idle instances of other branches
             await game.advance(None, ("filler", filler))
         state = await game.advance(None, (0,))
         for depth in range(10):
             state = await game.advance(state, (depth,))
-        return [await game.advance(state, (99, branch)) for branch in range(6)]
-
-    game = Game(can_copy=True, max_instances=8, fault=NEVER_DONE)
-    assert len(in_game(game, play)) == 6 and game.most_alive <= 8
-    assert game.counts["copies"] >= 4
+        for branch in range(6):
+            await game.advance(state, (99, branch))
+    assert game.most_alive <= 8 and game.counts["copies"] >= 4
 
 
 @pytest.mark.parametrize("cancelled_after", range(1, 7))
-def test_a_close_that_is_cancelled_closes_all_the_same(cancelled_after, monkeypatch):
+async def test_a_close_that_is_cancelled_closes_all_the_same(cancelled_after, monkeypatch):
     async def slow(self):
         await asyncio.sleep(0.01)
         self.game.alive -= 1
 
-    async def play(game):
+    monkeypatch.setattr(GameInstance, "close", slow)
+    async with played(Game(delay=0.002)) as game:
         await asyncio.gather(*(game.advance(None, (i,)) for i in range(4)))
         running = asyncio.ensure_future(game.advance(None, (9,)))
         closing = asyncio.ensure_future(game.close())
@@ -136,57 +126,39 @@ def test_a_close_that_is_cancelled_closes_all_the_same(cancelled_after, monkeypa
         with pytest.raises(RuntimeError, match="this prompt's environment is closed"):
             await game.advance(None, (10,))
 
-    monkeypatch.setattr(GameInstance, "close", slow)
-    in_game(Game(delay=0.002), play)
-
 
 @pytest.mark.parametrize("what", ["create", "reset"])
-def test_other_failures_lose_the_branch_and_free_its_place(what, monkeypatch):
+async def test_other_failures_lose_the_branch_and_free_its_place(what, monkeypatch):
     def fails(*_):
         raise ValueError("no license")
 
-    async def play(game):
+    async with played(Game(can_copy=True, max_instances=3, fault=NEVER_DONE)) as game:
         state = await game.advance(None, (0,))
         first = await game.advance(state, (1,))
         monkeypatch.setattr(*{"create": (game, "create", fails)}.get(what, (GameInstance, what, fails)))
         with pytest.raises(BranchLost, match="ValueError: no license"):
             await game.advance(state, (2,))
-        return first
-
-    game = Game(can_copy=True, max_instances=3, fault=NEVER_DONE)
-    assert in_game(game, play).step.observation == ((0,), (1,))
+    assert first.step.observation == ((0,), (1,))
 
 
-def test_a_replay_that_differs_loses_the_branch():
-    async def play(game):
-        state = await game.advance(None, (0,))
-        await game.advance(state, (1,))
-        with pytest.raises(BranchLost, match="a replay of 1 actions returned something else"):
-            await game.advance(state, (2,))
-
-    game = Game(fault=lambda actions, made: Step((*actions, "day", made)))
-    in_game(game, play)
-    assert game.metrics([])["environment/replay_differs"] == 1
-
-
-def test_more_than_a_tenth_of_differing_replays_end_the_run():
-    async def play(game):
+async def test_replays_that_differ_lose_their_branches_and_more_than_a_tenth_of_them_end_the_run():
+    async with played(Game(fault=lambda actions, made: Step((*actions, made)))) as game:
         state = await game.advance(None, (0,))
         await game.advance(state, (1,))
         for branch in range(19):
-            with pytest.raises(BranchLost):
+            with pytest.raises(BranchLost, match="a replay of 1 actions returned something else"):
                 await game.advance(state, (2, branch))
+        assert game.metrics([])["environment/replay_differs"] == 19
         with pytest.raises(RunError, match="20 of 20 replays of the environment differed .* choose tree=plain"):
             await game.advance(state, (3,))
 
-    in_game(Game(fault=lambda actions, made: Step((*actions, made))), play)
 
-
-def test_an_instance_that_does_not_close_is_given_up(monkeypatch):
+async def test_an_instance_that_does_not_close_is_given_up(monkeypatch):
     async def never(self):
         self.game.alive -= 1
         await asyncio.sleep(60)
 
     monkeypatch.setattr(GameInstance, "close", never)
     monkeypatch.setattr("verl.workers.rollout.stateful.CLOSE_SECONDS", 0.05)
-    in_game(Game(), lambda game: game.advance(None, (0,)))
+    async with played(Game()) as game:
+        await game.advance(None, (0,))

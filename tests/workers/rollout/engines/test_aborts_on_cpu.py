@@ -98,13 +98,8 @@ def engine(tokenizer):
 
 
 @pytest.fixture
-def routing_replay() -> bool:
-    return False
-
-
-@pytest.fixture
-def server(monkeypatch, model_folder, engine, routing_replay):
-    server = make_server(monkeypatch, model_folder, enable_rollout_routing_replay=routing_replay)
+def server(monkeypatch, model_folder, engine, request):
+    server = make_server(monkeypatch, model_folder, enable_rollout_routing_replay=getattr(request, "param", False))
     server.engine = engine
     return server
 
@@ -118,7 +113,7 @@ def complete(output, tokens):
     assert output.extra_fields["top_logprobs"] == [TOP[:2]] * len(tokens)
 
 
-@pytest.mark.parametrize(("routing_replay", "outputs"), [(False, 2), (True, 20)])
+@pytest.mark.parametrize(("server", "outputs"), [(False, 2), (True, 20)], indirect=["server"])
 def test_a_whole_response(server, tokenizer, outputs):
     """With routing replay an output holds all tokens' experts, so that none may be left out."""
     output = asyncio.run(ask(server))
@@ -152,13 +147,11 @@ async def test_a_request_that_nobody_waits_for_is_cancelled_in_the_engine(server
     while engine.outputs == 0:
         await asyncio.sleep(0.001)
     await server.give_up("worker", [0, 1])
-    answers, calls = await server.collect("worker"), list(engine.calls)
+    [(number, answer, error)] = await server.collect("worker")
+    assert (number, answer) == (0, None) and "CancelledError" in error and engine.calls == ["cancelled"]
     started = time.monotonic()
     await server.abort_all_requests()
     assert time.monotonic() - started < 5, "the server waits for a request that it counts as being admitted"
-    [(number, answer, error)], calls = answers, calls
-    assert (number, answer) == (0, None) and "CancelledError" in error
-    assert calls == ["cancelled"]
     from vllm.v1.engine.async_llm import AsyncLLM
 
     assert "except (asyncio.CancelledError, GeneratorExit):" in inspect.getsource(AsyncLLM.generate)
@@ -179,10 +172,9 @@ async def test_aborted_requests_keep_what_they_have_and_late_ones_wait_for_the_r
     await server.wake_up(tags=["weights"])
     await server.wake_up(tags=["kv_cache"])
     await server.resume_generation()
-    output, late = output, await late
     assert output.stop_reason == "aborted" and 0 < len(output.token_ids) < 20
     complete(output, tokenizer.encode(TEXT)[: len(output.token_ids)])
-    complete(late, tokenizer.encode(TEXT)[:20])
+    complete(await late, tokenizer.encode(TEXT)[:20])
     tags = [argument for call, argument in server.engine.calls if call == "wake_up"]
     assert tags == [["weights"], ["kv_cache"]]
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from recipe.common.tiny_model import write_tiny_model
 from tests.fresh import output_of
 from tests.packages import TRITON, unpacked
 from verl.workers.rollout.engines import local_vllm
@@ -30,13 +29,8 @@ ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_tiny_model(tmp_path_factory.mktemp("scores") / "model")
-
-
-@pytest.fixture(scope="module")
-def model(folder):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+def model(model_folder):
+    return AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
 
 
 class RecordedLogits:
@@ -92,14 +86,14 @@ def test_transformers_scores_are_the_models(model):
     assert asyncio.run(engine.score([5], [])) == []
 
 
-def test_vllms_scores_are_the_models_whatever_its_cache_holds(folder, model, monkeypatch):
+def test_vllms_scores_are_the_models_whatever_its_cache_holds(model_folder, model, monkeypatch):
     cpu_version_name.install()  # upstream's server module asks for vLLM's version
     for name, value in {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(local_vllm, "MAX_SCORED_TOKENS", MOST_ROWS)
     options = {"enforce_eager": True, "distributed_executor_backend": "uni", "gpu_memory_utilization": 0.1, "seed": 0}
     options["worker_extension_cls"] = f"{RecordedLogits.__module__}.RecordedLogits"
-    engine = VLLMEngine.start(folder, 300, dtype="float32", block_size=BLOCK, max_model_len=512, **options)
+    engine = VLLMEngine.start(model_folder, 300, dtype="float32", block_size=BLOCK, max_model_len=512, **options)
     try:
         asyncio.run(scores_are_the_models(engine, model))
     finally:
@@ -133,11 +127,11 @@ async def scores_are_the_models(engine: VLLMEngine, model) -> None:
 
 
 @pytest.mark.slow
-def test_the_v2_runners_scores_are_the_models_whatever_its_cache_holds(folder, model):
+def test_the_v2_runners_scores_are_the_models_whatever_its_cache_holds(model_folder, model):
     """In another process, because vLLM behaves differently where it finds Triton."""
     prompt, long = list(range(10, 110)), list(range(60, 130))
     scored = [(prompt, [7, 8, 9]), (prompt, [9, 8, 7]), *cases(8), (prompt, long), (prompt, long)]
-    command = [sys.executable, str(Path(__file__).with_name("v2_scores.py")), str(folder), str(BLOCK)]
+    command = [sys.executable, str(Path(__file__).with_name("v2_scores.py")), model_folder, str(BLOCK)]
     environment = {**os.environ, "PYTHONPATH": f"{unpacked(TRITON)}:{ROOT}", "TRITON_INTERPRET": "1"}
     answers = json.loads(output_of(command, environment, json.dumps(scored)).splitlines()[-1])
     for case, answer in zip(scored, answers, strict=True):
@@ -155,11 +149,8 @@ def test_a_server_is_asked_again_after_an_abort_and_without_its_cache_where_that
     reports = [[0.0], [9.9], [-1.0], [-2.0], [0.0]]  # upstream ends them with a number that means nothing
     from_cache = {"prompt_logprobs": reports, "num_cached_tokens": 4}
     whole = {"prompt_logprobs": [[-0.1], [-0.2], [-1.5], [-2.5], [0.0]], "num_cached_tokens": 0}
-    answers = [
-        aborted,
-        *(SimpleNamespace(token_ids=[1], stop_reason="completed", extra_fields=x) for x in (from_cache, whole)),
-    ]
-    asked = []
+    completed = [SimpleNamespace(token_ids=[1], stop_reason="completed", extra_fields=x) for x in (from_cache, whole)]
+    answers, asked = [aborted, *completed], []
 
     async def generate(group, tokens, params):
         asked.append((group, tokens, params["skip_reading_prefix_cache"]))

@@ -110,12 +110,7 @@ def test_a_trial_plays_actions_until_the_end(name):
 @pytest.mark.parametrize(
     ("name", "task", "actions", "message"),
     [
-        (
-            "SharedCopies",
-            {},
-            ["2", "1"],
-            r"the action '2' \(number 1\) returned .*'2'.* and in an instance whose copy .*'2 1 2'",
-        ),
+        ("SharedCopies", {}, ["2", "1"], r"the action '2' \(number 1\) returned .*'2'.* whose copy .*'2 1 2'"),
         ("Random", {"goal": 4}, ["2", "1"], r"the reset returned .* and in a second instance"),
         ("Sums", {"goal": 4}, ["x"], "the action 'x' failed: RuntimeError: ValueError: invalid literal"),
         ("Sums", None, [], "reset with the task None failed"),

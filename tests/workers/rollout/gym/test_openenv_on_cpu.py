@@ -1,6 +1,7 @@
 """`environment.url`: a real OpenEnv server answers trees, has too few sessions, fails, and is killed."""
 
 import asyncio
+import contextlib
 import time
 
 import pytest
@@ -24,17 +25,13 @@ def words():
         yield server
 
 
-def on_server(url, play, row=ROW, **keys):
-    """The result of `play(environment)` for a prompt, after which no session is left."""
-
-    async def run():
-        gym = worker(url=url, **keys)
-        async with gym.opened(row, 7) as opened:
-            result = await asyncio.wait_for(play(opened), 60)
-        assert gym.pool.used == 0
-        return result
-
-    return asyncio.run(run())
+@contextlib.asynccontextmanager
+async def on_server(url, row=ROW, **keys):
+    """The environment of a prompt, after which no session is left."""
+    gym = worker(url=url, **keys)
+    async with asyncio.timeout(60), gym.opened(row, 7) as opened:
+        yield opened
+    assert gym.pool.used == 0
 
 
 async def actions(environment, *texts):
@@ -46,50 +43,46 @@ async def actions(environment, *texts):
     return steps
 
 
-def test_branches_have_sessions_of_their_own(words):
-    async def play(environment):
+async def test_branches_have_sessions_of_their_own(words):
+    async with on_server(words.url) as environment:
         assert (await environment.first_state()).step == Step("goal 3, seed 7")
-        return await asyncio.gather(*(actions(environment, "ab", *ends) for ends in (("c", "d"), ("de", "f"))))
-
-    assert on_server(words.url, play) == [
+        branches = [actions(environment, "ab", *ends) for ends in (("c", "d"), ("de", "f"))]
+        steps = await asyncio.gather(*branches)
+    assert steps == [
         [Step("ab: 2", 1.0), Step("ab c: 3", 0.0), Step("ab c d: 4", 1.0, True)],
         [Step("ab: 2", 1.0), Step("ab de: 4", 1.0), Step("ab de f: 5", 0.0, True)],
     ]
 
 
-def test_a_seed_of_the_task_comes_first(words):
-    async def play(environment):
-        return (await environment.first_state()).step.observation
-
-    row = {"extra_info": {"environment": {"goal": 2, "seed": 40}}}
-    assert on_server(words.url, play, row) == "goal 2, seed 40"
+async def test_a_seed_of_the_task_comes_first(words):
+    async with on_server(words.url, {"extra_info": {"environment": {"goal": 2, "seed": 40}}}) as environment:
+        assert (await environment.first_state()).step.observation == "goal 2, seed 40"
 
 
-def test_a_step_that_the_server_cannot_make_loses_its_branch_only(words):
-    async def play(environment):
+async def test_a_step_that_the_server_cannot_make_loses_its_branch_only(words):
+    async with on_server(words.url) as environment:
         with pytest.raises(BranchLost, match=r"a step of the environment failed: .*no such word \(EXECUTION_ERROR\)"):
             await actions(environment, "ab", "fail")
-        return await actions(environment, "ab", "c")
-
-    assert on_server(words.url, play)[-1] == Step("ab c: 3", 0.0)
+        assert (await actions(environment, "ab", "c"))[-1] == Step("ab c: 3", 0.0)
 
 
 @pytest.mark.parametrize(("text", "heard"), [('{"word": "abc"}', "abc: 3"), ('{"x": 1}', '{"x": 1}: 8'), ("7", "7: 1")])
-def test_an_object_with_the_text_field_is_the_action_and_any_other_text_its_value(words, text, heard):
-    (step,) = on_server(words.url, lambda environment: actions(environment, text))
+async def test_an_object_with_the_text_field_is_the_action_and_any_other_text_its_value(words, text, heard):
+    async with on_server(words.url) as environment:
+        (step,) = await actions(environment, text)
     assert step.observation == heard
 
 
-def test_an_action_of_another_type_is_answered_and_not_seen_by_the_game(words):
-    (step, after) = on_server(words.url, lambda environment: actions(environment, '{"word": 3}', "ab"))
+async def test_an_action_of_another_type_is_answered_and_not_seen_by_the_game(words):
+    async with on_server(words.url) as environment:
+        step, after = await actions(environment, '{"word": 3}', "ab")
     assert step == Step("Error: word: Input should be a valid string") and after == Step("ab: 2", 1.0)
 
 
-def test_without_a_text_field_actions_and_observations_are_objects():
+async def test_without_a_text_field_actions_and_observations_are_objects():
     with openenv_server("moves") as server:
-        steps = on_server(
-            server.url, lambda environment: actions(environment, '{"dx": 2}', "left", '{"dz": 1}', '{"dx": 1, "dy": 3}')
-        )
+        async with on_server(server.url) as environment:
+            steps = await actions(environment, '{"dx": 2}', "left", '{"dz": 1}', '{"dx": 1, "dy": 3}')
     assert steps == [
         Step('{"x": 2, "y": 0}', 1.0),
         Step("Error: write your action as a JSON object with dx, dy"),
@@ -124,21 +117,19 @@ def test_trees_share_a_server_with_two_sessions_and_nothing_is_lost(words):
         assert all(len(rows) == 5 and failures == 0 for rows, failures in trees(server.url))
 
 
-def test_a_prompt_waits_for_sessions_of_others_beyond_the_time_limit_of_a_call():
-    async def play(environment):
-        other = worker(url=server.url)
-        async with other.opened(ROW, 8) as held:
-            await held.first_state()
-            waiting = asyncio.ensure_future(actions(environment, "ab"))
-            await asyncio.sleep(0.6)
-            assert not waiting.done()
-            with pytest.raises(ValueError, match="environment.url=.*: Server at capacity: 1/1 sessions active"):
-                await asyncio.to_thread(try_gym, GymKeys(url=server.url), {})
-        return await waiting
-
+async def test_a_prompt_waits_for_sessions_of_others_beyond_the_time_limit_of_a_call():
     with openenv_server(max_sessions=1) as server:
-        assert len(try_gym(GymKeys(url=server.url), {"goal": 2}, ["ab", "c"])) == 3
-        assert on_server(server.url, play, timeout=0.5) == [Step("ab: 2", 1.0)]
+        trial = await asyncio.to_thread(try_gym, GymKeys(url=server.url), {"goal": 2}, ["ab", "c"])
+        assert len(trial) == 3
+        async with on_server(server.url, timeout=0.5) as environment:
+            async with worker(url=server.url).opened(ROW, 8) as held:
+                await held.first_state()
+                waiting = asyncio.ensure_future(actions(environment, "ab"))
+                await asyncio.sleep(0.6)
+                assert not waiting.done()
+                with pytest.raises(ValueError, match="environment.url=.*: Server at capacity: 1/1 sessions active"):
+                    await asyncio.to_thread(try_gym, GymKeys(url=server.url), {})
+            assert await waiting == [Step("ab: 2", 1.0)]
 
 
 # ---- the server ends ----
@@ -163,12 +154,18 @@ def test_a_server_that_stays_down_loses_its_trees_by_name_and_the_next_prompts_f
         assert len(grown(gym, row=ROW)[1].leaves) == len(grown(worker(url=server.url), row=ROW)[1].leaves) == 4
 
 
-def test_calls_of_a_server_that_is_started_again_are_made_again():
+async def test_calls_of_a_server_that_is_started_again_are_made_again():
     """Steps, attempts to open a session, and a reset are under way when it ends."""
 
-    async def play(environment):
+    async def first_of(row):
+        async with worker(url=server.url).opened(row, 8) as opened:
+            return (await opened.first_state()).step.observation
+
+    async with contextlib.AsyncExitStack() as stack:
+        server = stack.enter_context(openenv_server())
+        environment = await stack.enter_async_context(on_server(server.url))
         state = await environment.advance(None, "ab")
-        first = asyncio.ensure_future(on_server_now({"extra_info": {"environment": {"seconds": 1}}}))
+        first = asyncio.ensure_future(first_of({"extra_info": {"environment": {"seconds": 1}}}))
         await asyncio.sleep(0.3)
         server.pause()
         going_on = asyncio.gather(*(environment.advance(state, word) for word in ("c", "de")))
@@ -177,15 +174,9 @@ def test_calls_of_a_server_that_is_started_again_are_made_again():
         await asyncio.sleep(0.3)
         assert not going_on.done()
         await asyncio.to_thread(server.start)
-        return [after.step for after in await going_on], environment.counts["replays"], await first
-
-    async def on_server_now(row):
-        async with worker(url=server.url).opened(row, 8) as opened:
-            return (await opened.first_state()).step.observation
-
-    with openenv_server() as server:
-        steps, replays, first = on_server(server.url, play)
-    assert steps == [Step("ab c: 3", 0.0), Step("ab de: 4", 1.0)] and replays == 2 and first == "goal 3, seed 8"
+        steps = [after.step for after in await going_on]
+        assert steps == [Step("ab c: 3", 0.0), Step("ab de: 4", 1.0)]
+        assert environment.counts["replays"] == 2 and await first == "goal 3, seed 8"
 
 
 def test_a_trial_names_the_key(words):

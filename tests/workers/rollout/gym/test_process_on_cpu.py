@@ -1,6 +1,7 @@
 """Environments of a user's class in processes: what a call returns, what ends it, and what is left behind."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -16,17 +17,15 @@ GAMES = "tests.workers.rollout.gym"
 GYMNASIUM = ("gymnasium==1.4.0", "farama-notifications==0.0.6")
 
 
-def in_process(name: str, play):
-    """The result of `play(hosts)`, after which no process is left."""
-
-    async def run():
-        hosts = Hosts(f"{GAMES}.{name}")
-        try:
-            return await asyncio.wait_for(play(hosts), 60)
-        finally:
-            await hosts.stop()
-
-    return asyncio.run(run())
+@contextlib.asynccontextmanager
+async def hosts_of(name: str):
+    """No process is left after it."""
+    hosts = Hosts(f"{GAMES}.{name}")
+    try:
+        async with asyncio.timeout(60):
+            yield hosts
+    finally:
+        await hosts.stop()
 
 
 async def begun(hosts: Hosts, goal=5) -> ProcessInstance:
@@ -52,24 +51,21 @@ def ends(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("name", ["games.Sums", "games.CopiedSums", "games.AsyncSums", "gymnasium_games.GymnasiumSums"])
-def test_an_episode(name, monkeypatch):
+async def test_an_episode(name, monkeypatch):
     if name.startswith("gymnasium"):
         for package in GYMNASIUM:
             monkeypatch.syspath_prepend(str(unpacked(package)))
 
-    async def play(hosts):
+    async with hosts_of(name) as hosts:
         instance = await begun(hosts)
         steps = [await instance.step(action) for action in ("2", "3")]
         await instance.close()
-        assert ends(instance.host.pid)
-        return steps, hosts.can_copy
-
-    steps = [Step("sum 2", 0.0, False), Step("sum 5", 1.0, True)]
-    assert in_process(name, play) == (steps, name == "games.CopiedSums")
+        assert ends(instance.host.pid) and hosts.can_copy == (name == "games.CopiedSums")
+    assert steps == [Step("sum 2", 0.0, False), Step("sum 5", 1.0, True)]
 
 
-def test_copies_are_independent_and_end_alone():
-    async def play(hosts):
+async def test_copies_are_independent_and_end_alone():
+    async with hosts_of("games.CopiedSums") as hosts:
         one = await begun(hosts)
         await one.step("1")
         other = await one.copy()
@@ -80,11 +76,9 @@ def test_copies_are_independent_and_end_alone():
         await other.close()
         assert ends(other.host.pid)
 
-    in_process("games.CopiedSums", play)
 
-
-def test_a_step_that_fails_says_why_and_the_instance_goes_on():
-    async def play(hosts):
+async def test_a_step_that_fails_says_why_and_the_instance_goes_on():
+    async with hosts_of("games.Sums") as hosts:
         instance = await begun(hosts)
         with pytest.raises(RuntimeError, match="ValueError: invalid literal for int.*'jump'"):
             await instance.step("jump")
@@ -92,14 +86,12 @@ def test_a_step_that_fails_says_why_and_the_instance_goes_on():
             RuntimeError, match=r"TypeError: step returned 'no tuple', expected \(observation, reward, done\)"
         ):
             await instance.step("wrong")
-        return await instance.step("1")
-
-    assert in_process("games.Sums", play) == Step("sum 1", 0.0)
+        assert await instance.step("1") == Step("sum 1", 0.0)
 
 
 @pytest.mark.parametrize("end", ["exit", "kill", "hang"])
-def test_a_process_that_ends_or_hangs_is_lost_and_its_copies_with_it(end):
-    async def play(hosts):
+async def test_a_process_that_ends_or_hangs_is_lost_and_its_copies_with_it(end):
+    async with hosts_of("games.CopiedSums") as hosts:
         one = await begun(hosts)
         other = await one.copy()
         if end == "kill":
@@ -113,42 +105,35 @@ def test_a_process_that_ends_or_hangs_is_lost_and_its_copies_with_it(end):
             await other.step("1")
         await one.close()
         await other.close()
-        return await (await begun(hosts)).step("4")  # a new one has a new process
-
-    assert in_process("games.CopiedSums", play) == Step("sum 4", 0.0)
+        assert await (await begun(hosts)).step("4") == Step("sum 4", 0.0), "a new one has a new process"
 
 
-def test_other_instances_answer_while_one_hangs():
-    async def play(hosts):
+async def test_other_instances_answer_while_one_hangs():
+    async with hosts_of("games.Sums") as hosts:
         one, other = await begun(hosts), await begun(hosts)
         hanging = asyncio.ensure_future(one.step("hang"))
         assert await result_in_time(other.step("1"), 5) == Step("sum 1", 0.0)
         hanging.cancel()
 
-    in_process("games.Sums", play)
 
-
-def test_many_instances_at_once():
-    async def play(hosts):
+async def test_many_instances_at_once():
+    async with hosts_of("games.Sums") as hosts:
         instances = [hosts.instance({"goal": 1}, 7) for _ in range(300)]
         await hosts.start()
         await asyncio.gather(*(instance.reset() for instance in instances))
-        return await asyncio.gather(*(instance.step("1") for instance in instances))
+        steps = await asyncio.gather(*(instance.step("1") for instance in instances))
+    assert set(steps) == {Step("sum 1", 1.0, True)}
 
-    assert set(in_process("games.Sums", play)) == {Step("sum 1", 1.0, True)}
 
-
-def test_nothing_is_left_when_the_server_ends():
-    async def play(hosts):
+async def test_nothing_is_left_when_the_server_ends():
+    async with hosts_of("games.Sums") as hosts:
         instance = await begun(hosts)
         hanging = asyncio.ensure_future(instance.step("hang"))
         await asyncio.sleep(0.1)
         await hosts.stop()
         with pytest.raises(InstanceLost):
             await hanging
-        return instance.host.pid
-
-    assert ends(in_process("games.Sums", play))
+    assert ends(instance.host.pid)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +143,7 @@ def test_nothing_is_left_when_the_server_ends():
         ("games.NoStep", "has no step"),
     ],
 )
-def test_a_class_that_does_not_work_is_named(name, message):
+async def test_a_class_that_does_not_work_is_named(name, message):
     with pytest.raises(ValueError, match=f"environment.class_path={GAMES}.{name}: .*{message}"):
-        in_process(name, begun)
+        async with hosts_of(name) as hosts:
+            await begun(hosts)

@@ -100,18 +100,15 @@ def test_a_call_that_answers_otherwise_when_made_again_is_counted_or_loses_its_b
     assert 2 <= len(lost.leaves) < 8 and lost.metrics["environment/replay_differs"] > 0
 
 
-def test_a_failed_call_is_part_of_the_session():
-    async def run():
-        environment = notes().open({}, 0)
-        states, texts = None, []
-        for content in ("a", "fail", "b"):
-            call, states = await environment.sessions.call(states, "search", content)
-            texts.append((call.text, call.ok))
-        again, _ = await environment.sessions.call({}, "search", "c")
-        await environment.close()
-        return texts, again.text
-
-    assert asyncio.run(run()) == ([("a", True), ("Error: no paper", False), ("a fail b", True)], "c")
+async def test_a_failed_call_is_part_of_the_session():
+    environment = notes().open({}, 0)
+    states, texts = None, []
+    for content in ("a", "fail", "b"):
+        call, states = await environment.sessions.call(states, "search", content)
+        texts.append((call.text, call.ok))
+    again, _ = await environment.sessions.call({}, "search", "c")
+    await environment.close()
+    assert texts == [("a", True), ("Error: no paper", False), ("a fail b", True)] and again.text == "c"
 
 
 class PythonNotes(NoteTool):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.recipe.arpo.toy_agent import TOKENIZER
+from tests.workers.rollout.gym.test_process_on_cpu import is_running
 from tests.workers.rollout.tools.http_server import Server
 from tests.workers.rollout.tools.mcp.mcp_library import HOSTILE
 from verl.evaluation.model.server import free_port
@@ -66,13 +67,6 @@ def call(made: ToolBox, content: str, tag: str = "search"):
 
 def pid_of(made: ToolBox) -> int:
     return json.loads(call(made, "", "who_am-i").text)["pid"]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @contextlib.contextmanager
@@ -174,7 +168,7 @@ def test_a_killed_process_is_started_anew():
         assert (ended.ok, ended.error, ended.own_fault) == (False, "cut_off", True)
         assert call(made, "fine").ok
         last = pid_of(made)
-    assert not any(map(alive, (first, second, last))), "the process outlives the tool"
+    assert not any(map(is_running, (first, second, last))), "the process outlives the tool"
 
 
 def test_a_call_that_waits_for_a_killed_process_ends_at_once(caplog):
@@ -231,11 +225,6 @@ def test_a_server_that_does_not_start_is_said_with_its_last_words(monkeypatch):
     monkeypatch.setenv("BROKEN", "1")
     with pytest.raises(ValueError, match="does not work: the server's process has ended; .*no catalog in /srv/catalog"):
         try_tools(config({"command": COMMAND, "pass_env": ["BROKEN"]}))
-    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
-    started = time.perf_counter()
-    with pytest.raises(ValueError, match="does not work: no answer in 0.5 seconds"):
-        try_tools(config({"command": sleeper, "start_timeout": 0.5}))
-    assert time.perf_counter() - started < 15
     with pytest.raises(ValueError, match="127.0.0.1:1/mcp does not work: .*[Cc]onnect"):
         try_tools(config({"url": "http://127.0.0.1:1/mcp"}))
 

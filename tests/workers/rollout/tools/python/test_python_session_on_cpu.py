@@ -105,33 +105,26 @@ def test_cpu_time_is_limited_by_cell():
     assert outputs(*[burn] * 4) == [""] * 4
 
 
-def test_an_idle_session_holds_no_place():
-    async def run():
-        async with session_tool(num_workers=1) as tool:
-            sessions = [tool.new_session() for _ in range(4)]
-            for turn in range(2):
-                texts = await asyncio.gather(*(told(session, f"x = {i}\nx") for i, session in enumerate(sessions)))
-                assert texts == [(f"{i}\n", None) for i in range(4)], turn
-            hog = asyncio.ensure_future(told(sessions[0], "import time; time.sleep(60)", 2))
-            await asyncio.sleep(0.3)
-            _, busy = await told(sessions[1], "x", 2)
-            await hog
-            return busy, await told(sessions[1], "x")
-
-    assert asyncio.run(run()) == ("busy", ("1\n", None))
+async def test_an_idle_session_holds_no_place():
+    async with session_tool(num_workers=1) as tool:
+        sessions = [tool.new_session() for _ in range(4)]
+        for turn in range(2):
+            texts = await asyncio.gather(*(told(session, f"x = {i}\nx") for i, session in enumerate(sessions)))
+            assert texts == [(f"{i}\n", None) for i in range(4)], turn
+        hog = asyncio.ensure_future(told(sessions[0], "import time; time.sleep(60)", 2))
+        await asyncio.sleep(0.3)
+        _, busy = await told(sessions[1], "x", 2)
+        await hog
+        assert (busy, await told(sessions[1], "x")) == ("busy", ("1\n", None))
 
 
-def test_more_sessions_than_a_cell_may_have_files():
-    async def run():
-        async with session_tool(preload=[]) as tool:
-            sessions = [tool.new_session() for _ in range(80)]
-            for i, session in enumerate(sessions):
-                assert await told(session, f"x = {i}") == ("", None)
-            texts = [await told(session, "x") for session in sessions]
-            await asyncio.gather(*(session.close() for session in sessions))
-            return texts
-
-    assert asyncio.run(run()) == [(f"{i}\n", None) for i in range(80)]
+async def test_more_sessions_than_a_cell_may_have_files():
+    async with session_tool(preload=[]) as tool:
+        sessions = [tool.new_session() for _ in range(80)]
+        for i, session in enumerate(sessions):
+            assert await told(session, f"x = {i}") == ("", None)
+        assert [await told(session, "x") for session in sessions] == [(f"{i}\n", None) for i in range(80)]
+        await asyncio.gather(*(session.close() for session in sessions))
 
 
 def box() -> ToolBox:
@@ -140,61 +133,48 @@ def box() -> ToolBox:
 
 
 @pytest.mark.parametrize("whom, when", [("session", "idle"), ("server", "idle"), ("server", "in a call")])
-def test_a_session_whose_process_is_killed_is_brought_back(whom, when):
-    async def run():
-        tools = box()
-        sessions = ToolSessions(tools, InstancePool(InstanceKeys()))
-        call, states = await sessions.call(None, "python", "import os\nx = 41\nos.getpid()")
-        process = psutil.Process(int(call.text))
-        victim = process if whom == "session" else process.parent()
-        if when == "idle":
-            victim.kill()
-            psutil.wait_procs([process], SLOW)
-        task = asyncio.ensure_future(sessions.call(states, "python", "import time\ntime.sleep(0.5)\nx + 1"))
-        if when == "in a call":
-            await asyncio.sleep(0.2)
-            victim.kill()
-        call, _ = await task
-        await sessions.close()
-        await tools.close()
-        return call.text, call.ok, sessions.metrics()["environment/replays"]
-
-    assert asyncio.run(run()) == ("42\n", True, 1)
+async def test_a_session_whose_process_is_killed_is_brought_back(whom, when):
+    tools = box()
+    sessions = ToolSessions(tools, InstancePool(InstanceKeys()))
+    call, states = await sessions.call(None, "python", "import os\nx = 41\nos.getpid()")
+    process = psutil.Process(int(call.text))
+    victim = process if whom == "session" else process.parent()
+    if when == "idle":
+        victim.kill()
+        psutil.wait_procs([process], SLOW)
+    task = asyncio.ensure_future(sessions.call(states, "python", "import time\ntime.sleep(0.5)\nx + 1"))
+    if when == "in a call":
+        await asyncio.sleep(0.2)
+        victim.kill()
+    call, _ = await task
+    await sessions.close()
+    await tools.close()
+    assert (call.text, call.ok, sessions.metrics()["environment/replays"]) == ("42\n", True, 1)
 
 
-def test_cancelled_calls_and_closed_sessions_leave_no_process_and_no_folder():
-    async def run():
-        others, tool = descendants(), PythonTool(session=True, **LIMITS)
-        running, idle = tool.new_session(), tool.new_session()
-        look = "import os\nprint(os.getpid(), os.getcwd())"
-        left = [(await told(session, look))[0].split() for session in (running, idle)]
-        call = asyncio.ensure_future(running.execute("import time; time.sleep(60)", timeout=60))
-        await asyncio.sleep(0.3)
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
-        assert running.is_lost
-        await running.close()
-        await idle.close()
-        gone = [not psutil.pid_exists(int(pid)) and not Path(folder).exists() for pid, folder in left]
-        third = tool.new_session()
-        await told(third, "1")
-        everybody = list(descendants() - others)
-        await tool.close()  # with an open session
-        await third.close()
-        return call.cancelled(), gone, psutil.wait_procs(everybody, SLOW)[1], Path(left[0][1]).parent.exists()
-
-    assert asyncio.run(run()) == (True, [True, True], [], False)
+async def test_cancelled_calls_and_closed_sessions_leave_no_process_and_no_folder():
+    others, tool = descendants(), PythonTool(session=True, **LIMITS)
+    running, idle = tool.new_session(), tool.new_session()
+    look = "import os\nprint(os.getpid(), os.getcwd())"
+    left = [(await told(session, look))[0].split() for session in (running, idle)]
+    call = asyncio.ensure_future(running.execute("import time; time.sleep(60)", timeout=60))
+    await asyncio.sleep(0.3)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert running.is_lost
+    await running.close()
+    await idle.close()
+    gone = [not psutil.pid_exists(int(pid)) and not Path(folder).exists() for pid, folder in left]
+    third = tool.new_session()
+    await told(third, "1")
+    everybody = list(descendants() - others)
+    await tool.close()  # with an open session
+    await third.close()
+    assert call.cancelled() and all(gone) and not psutil.wait_procs(everybody, SLOW)[1]
+    assert not Path(left[0][1]).parent.exists()
 
 
-def test_the_model_reads_that_names_live_on_and_the_trial_runs():
-    tool = PythonTool(session=True, **LIMITS)
-    assert "live on" in tool.function()["function"]["description"] and tool.has_session and not tool.must_repeat
-    assert "live on" not in PythonTool().summary and not PythonTool().has_session
-
-    async def run():
+async def test_the_trial_of_a_tool_with_sessions_runs():
+    async with session_tool() as tool:
         await tool.start(timeout=60)
-        text = await tool.execute("'alone'", timeout=SLOW)
-        await tool.close()
-        return text
-
-    assert asyncio.run(run()) == "'alone'\n"
+        assert await tool.execute("'alone'", timeout=SLOW) == "'alone'\n" and not tool.must_repeat
