@@ -25,11 +25,15 @@ def trainer_of(mode: str = "sync", workers: int = 4, strategy: str = "megatron")
     return SimpleNamespace(config=OmegaConf.create({"trainer": trainer, "actor_rollout_ref": {"actor": actor}}))
 
 
+def save(folder, step: int = 3, **trainer) -> None:
+    MarkComplete().on_save(trainer_of(**trainer), global_step=step, checkpoint_dir=str(folder))
+
+
 def checkpoint(run_dir, step, complete=True):
     folder = run_dir / f"global_step_{step}"
     (folder / "actor").mkdir(parents=True)
     if complete:
-        MarkComplete().on_save(trainer_of(), global_step=step, checkpoint_dir=str(folder))
+        save(folder, step)
 
 
 @pytest.mark.parametrize("tracker", [None, "", "2", "11", "not a number"])
@@ -76,7 +80,7 @@ def test_merged_shards_of_an_earlier_checkpoint_of_the_step_are_removed(tmp_path
     """The evaluation would load them as if they were of this one."""
     checkpoint(tmp_path, 5)
     (tmp_path / "global_step_5" / MERGED).mkdir()
-    MarkComplete().on_save(trainer_of(), global_step=5, checkpoint_dir=str(tmp_path / "global_step_5"))
+    save(tmp_path / "global_step_5", 5)
     assert not (tmp_path / "global_step_5" / MERGED).exists() and complete_steps(tmp_path) == [5]
 
 
@@ -100,7 +104,7 @@ def test_asynchronous_saves_are_not_marked(tmp_path):
 def test_prompts_under_way_are_those_of_the_run_that_saved_last(tmp_path, mode, kept):
     """Else an asynchronous run that goes on from here would train those of an abandoned one again."""
     (tmp_path / "transfer_queue/rows").mkdir(parents=True)
-    MarkComplete().on_save(trainer_of(mode), 3, str(tmp_path))
+    save(tmp_path, mode=mode)
     assert (tmp_path / MARKER).exists() and (tmp_path / "transfer_queue").exists() == kept
 
 
@@ -117,23 +121,23 @@ def test_a_checkpoint_without_all_shards_is_not_marked(tmp_path):
     actor.mkdir(parents=True)
     nobody_wrote = "actor lacks model_world_size_2_rank_0.pt, model_world_size_2_rank_1.pt, so"
     with pytest.raises(RunError, match=nobody_wrote):
-        MarkComplete().on_save(trainer_of(workers=2, strategy="fsdp2"), 3, str(actor.parent))
+        save(actor.parent, workers=2, strategy="fsdp2")
     shards(actor, 4, [0, 1])
     with pytest.raises(RunError, match="actor lacks extra_state_world_size_4_rank_2.pt, .* …, so that"):
-        MarkComplete().on_save(trainer_of(), global_step=3, checkpoint_dir=str(actor.parent))
+        save(actor.parent)
     assert complete_steps(tmp_path) == []
     shards(actor, 4, [2, 3])
-    MarkComplete().on_save(trainer_of(), global_step=3, checkpoint_dir=str(actor.parent))
+    save(actor.parent)
     assert complete_steps(tmp_path) == [3]
 
 
 def test_shards_of_a_killed_run_with_other_workers_do_not_count(tmp_path):
-    shards(tmp_path / "global_step_3/actor", 4, [0])
-    shards(tmp_path / "global_step_3/actor", 2, [0, 1])
-    shards(tmp_path / "global_step_3/critic", 2, [0])
-    folder = str(tmp_path / "global_step_3")
+    folder = tmp_path / "global_step_3"
+    shards(folder / "actor", 4, [0])
+    shards(folder / "actor", 2, [0, 1])
+    shards(folder / "critic", 2, [0])
     with pytest.raises(RunError, match="critic lacks extra_state_world_size_2_rank_1.pt"):
-        MarkComplete().on_save(trainer_of(workers=2), global_step=3, checkpoint_dir=folder)
-    shards(tmp_path / "global_step_3/critic", 2, [1])
-    MarkComplete().on_save(trainer_of(workers=2), global_step=3, checkpoint_dir=folder)
+        save(folder, workers=2)
+    shards(folder / "critic", 2, [1])
+    save(folder, workers=2)
     assert complete_steps(tmp_path) == [3]

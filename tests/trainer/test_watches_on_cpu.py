@@ -188,7 +188,7 @@ with watch.phase("start of the workers", at_least=60):
 """
 REPORT_FAILS = """
 def fail(message):
-    raise ConnectionError("Ray is gone")
+    {report}
 watch._report = fail
 with watch.phase("rollout"):
     time.sleep(60)
@@ -202,9 +202,13 @@ def run(work: str, start_seconds: float = 60) -> tuple[subprocess.CompletedProce
     return done, time.monotonic() - started
 
 
-def test_a_phase_that_hangs_ends_the_run_by_its_name():
-    done, seconds = run(HANGS)
-    message = "no progress for 1 s (trainer.progress_timeout) in the phase: rollout (step 3)"
+@pytest.mark.parametrize(
+    ("work", "start_seconds", "phase"),
+    [(HANGS, 60, "rollout (step 3)"), ("time.sleep(60)", 1, "start or end of the run")],
+)
+def test_a_phase_that_hangs_ends_the_run_by_its_name(work, start_seconds, phase):
+    done, seconds = run(work, start_seconds)
+    message = f"no progress for 1 s (trainer.progress_timeout) in the phase: {phase}"
     assert done.returncode == 4 and f"error: {message}" in done.stderr and message in done.stdout and seconds < 40
 
 
@@ -213,13 +217,8 @@ def test_a_run_that_goes_on_is_left_alone():
     assert done.returncode == 0 and "ENDED BY ITSELF" in done.stdout and done.stderr == ""
 
 
-def test_time_outside_all_phases_is_watched_too():
-    done, _ = run("time.sleep(60)", start_seconds=1)
-    assert done.returncode == 4 and "in the phase: start or end of the run" in done.stderr
-
-
 @pytest.mark.parametrize("report", ['raise ConnectionError("Ray is gone")', "time.sleep(60)"])
 def test_a_report_that_fails_or_hangs_does_not_keep_the_process_alive(report):
-    done, seconds = run(REPORT_FAILS.replace('raise ConnectionError("Ray is gone")', report))
+    done, seconds = run(REPORT_FAILS.format(report=report))
     said = "the driver was not told: ConnectionError('Ray is gone')" if "raise" in report else "in the phase: rollout"
     assert done.returncode == 4 and said in done.stderr and seconds < 40

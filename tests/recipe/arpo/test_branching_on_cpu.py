@@ -139,15 +139,8 @@ def test_arpo_forks_as_often_as_there_are_places():
 
     def trajectory():
         """Two results, each with a step of the model after it."""
-        return row(
-            [
-                Certainty(1.0, 0.5, 0.4),
-                None,
-                Certainty(draw.random(), 0.5, 0.4),
-                None,
-                Certainty(draw.random(), 0.5, 0.4),
-            ]
-        )
+        entropies = [1.0, None, draw.random(), None, draw.random()]
+        return row([None if e is None else Certainty(e, 0.5, 0.4) for e in entropies])
 
     groups = [SampledGroup([1], [trajectory() for _ in range(8)], 0) for _ in range(10)]
     proposal = arpo_thresholds(groups, 8, keys)

@@ -1,4 +1,4 @@
-"""The cold start's config has the authors' values and upstream's types; its script checks before it starts."""
+"""The cold start's config has upstream's types; its script checks before it starts."""
 
 import os
 import subprocess
@@ -25,14 +25,11 @@ def composed(*overrides: str):
 
 
 @pytest.mark.parametrize(("hardware", "device"), [("cpu", "cpu"), ("gpu", "cuda")])
-def test_the_authors_values(hardware, device, monkeypatch):
+def test_the_config_is_of_upstreams_types(hardware, device, monkeypatch):
     monkeypatch.setenv("N_GPUS_PER_NODE", "8")
     config = composed(f"hardware={hardware}")
-    optimizer = omega_conf_to_dataclass(config.optim)
-    assert (optimizer.lr, optimizer.lr_scheduler_type, optimizer.lr_warmup_steps_ratio) == (7e-6, "cosine", 0.1)
-    assert (config.trainer.total_epochs, config.data.max_length, config.data.train_batch_size) == (3, 15000, 16)
     assert config.trainer.device == device
-    for section in (config.engine, config.checkpoint):
+    for section in (config.optim, config.engine, config.checkpoint):
         omega_conf_to_dataclass(section)
     assert config.data.max_token_len_per_gpu >= config.data.max_length
 

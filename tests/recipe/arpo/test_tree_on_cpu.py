@@ -1,44 +1,23 @@
 """Trees of tool-using trajectories: budgets, limits, masks, sharing; the same tree whoever is fast."""
 
-import asyncio
 import math
 
 import pytest
 
 from recipe.arpo.tree import ARPOConfig, Policy
-from tests.recipe.arpo.toy_agent import TOKENIZER, Library, ToyPolicy, encode, library, library_tools
-from verl.workers.rollout import tree_builder as builder
+from tests.recipe.arpo import toy_agent
+from tests.recipe.arpo.toy_agent import TOKENIZER, Library, ToyPolicy, library, library_tools, texts
 from verl.workers.rollout.tools.base_tool import ToolError
 from verl.workers.rollout.trajectory_tree import MODEL, TOOL
 
-PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
 ALWAYS = {"branch_probability": 1.0, "entropy_weight": 0.0}
 
 
-def growing(policy, tools=None, n=8, room=400, seed=0, call_limit=3, max_result_tokens=1024, **config):
+def grow(engine, tools=None, n=8, call_limit=3, **config):
     config = ARPOConfig(**{"initial_rollouts": 4, "entropy_tokens": 4, "entropy_top_k": 4} | config)
     environment = library_tools(tools)
-    environment.call_limit, environment.max_result_tokens = call_limit, max_result_tokens
-    return builder.grow(
-        policy,
-        PROMPT,
-        n,
-        Policy(config, TOKENIZER.decode),
-        environment=environment,
-        max_tokens=room,
-        stop_token_ids=[TOKENIZER.eos_token_id],
-        vocab_size=len(TOKENIZER),
-        seed=seed,
-        request_id="one",
-    )
-
-
-def grow(*args, **options):
-    return asyncio.run(growing(*args, **options))
-
-
-def texts(tree):
-    return [TOKENIZER.decode(tokens) for tokens in tree.trajectories()]
+    environment.call_limit = call_limit
+    return toy_agent.grow(engine, Policy(config, TOKENIZER.decode), n, environment)
 
 
 @pytest.mark.parametrize(("n", "initial"), [(1, 8), (4, 8), (16, 8), (16, 1), (5, 5)])

@@ -6,11 +6,13 @@ import random
 import string
 
 from recipe.common.tiny_model import END_OF_TURN, make_tokenizer
+from verl.workers.rollout import tree_builder
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest
 from verl.workers.rollout.tools.base_tool import BaseTool
 from verl.workers.rollout.tools.environment import Tools
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
+from verl.workers.rollout.trajectory_tree import TrajectoryTree
 
 TOKENIZER = make_tokenizer()
 FOUR_EQUAL = math.log(4)  # nats
@@ -18,6 +20,9 @@ FOUR_EQUAL = math.log(4)  # nats
 
 def encode(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
 
 
 class ToyPolicy:
@@ -87,3 +92,12 @@ def library_tools(tools=None, **limits) -> Tools:
     """The library as an environment, with keys of `ToolsConfig`."""
     tools = tools or library(limits)
     return Tools(tools, Protocol(TOKENIZER, list(tools.tools)))
+
+
+def grow(engine, policy, n: int, environment: Tools, max_tokens: int = 400) -> TrajectoryTree:
+    options = {"max_tokens": max_tokens, "stop_token_ids": [TOKENIZER.eos_token_id], "vocab_size": len(TOKENIZER)}
+    return asyncio.run(tree_builder.grow(engine, PROMPT, n, policy, environment=environment, seed=0, **options))
+
+
+def texts(tree: TrajectoryTree) -> list[str]:
+    return [TOKENIZER.decode(tokens) for tokens in tree.trajectories()]

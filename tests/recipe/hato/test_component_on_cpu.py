@@ -14,7 +14,7 @@ from recipe.hato.component import HATOCredit, HATOSearch, SuccessfulPaths
 from recipe.hato.meta_component import MetaLearning
 from recipe.hato.search import NodeBudget
 from recipe.hato.value_model import FEATURES, KeptSteps, SearchState, unpack
-from tests.trainer.ppo.toy_step import ROLLOUT, MemoryQueue, trainer_of
+from tests.trainer.ppo.toy_step import ROLLOUT, MemoryQueue, prompts_of, trainer_of
 from verl.trainer.ppo.v1.batch_rows import PROBLEM
 from verl.trainer.ppo.v1.tree_buffer import TreeBuffer
 from verl.utils import tensordict_utils as tu
@@ -167,9 +167,8 @@ def test_the_value_model_learns_from_kept_and_dropped_trees_in_the_order_of_the_
     made._compute_advantage(queue.batch(), metrics)
     assert seen == [(1, 0.5), (2, 1.0), (3, 0.0), (4, 0.0), (1, 0.0), (2, 0.0)]
     assert component(made, HATOSearch).record == {"problem of p": (4, 1.0), "problem of q": (2, 0.0)}
-    assert metrics["hato/trees_dropped"] == 1 and metrics["tree/tokens_generated"] == 12, (
-        "of both, for one that is kept"
-    )
+    assert metrics["hato/trees_dropped"] == 1
+    assert metrics["tree/tokens_generated"] == 12, "of both, for one that is kept"
     assert metrics["hato/accuracy"] == pytest.approx(1 / 6)
 
 
@@ -191,13 +190,11 @@ def test_nodes_go_where_trees_said_something():
     assert search.shared_nodes(["a", "b", "c"]) == [10, 10, 10]
 
 
-def submitted(made, monkeypatch, n: int = 3):
-    """The batch of n prompts as it goes to the rollout."""
+def submitted(made, monkeypatch):
+    """The batch of three prompts as it goes to the rollout."""
     batches = []
     monkeypatch.setattr(PPOTrainerSync, "_submit_batch_to_rollout", lambda self, batch: batches.append(batch))
-    messages = np.empty(n, dtype=object)
-    messages[:] = [[{"role": "user", "content": str(i)}] for i in range(n)]
-    made._submit_batch_to_rollout(tu.get_tensordict({"raw_prompt": messages}))
+    made._submit_batch_to_rollout(prompts_of("012"))
     return batches[0]
 
 

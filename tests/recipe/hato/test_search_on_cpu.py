@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from recipe.hato.frontier import LEAF, ROOT, Frontier
+from recipe.hato.frontier import LEAF, ROOT
 from recipe.hato.keys import ExplorationConfig, TreeConfig
 from recipe.hato.search import Expansion, Search, branching_factors, drawn_order, ucb_grants
 from tests.recipe.hato.trees import frontier, model
@@ -82,12 +82,6 @@ def answer(search: Search, values: list[float], node: int = ROOT, ended=()) -> N
         search.frontier.add(node, [model(len(search.frontier.steps))], ended=i in ended, value=value)
 
 
-def answer_expansion(search: Search, expansion: Expansion) -> None:
-    """All its children, of equal value; nothing ends early."""
-    n = expansion.children
-    answer(search, [0.5] * n, expansion.node, ended=range(n if expansion.to_the_end else 0))
-
-
 def test_bfs_by_hand():
     shape = {"max_depth": 3, "branching_factor": 2, "adaptive_branching": True, "spread_leaves": False}
     search = new_search(TreeConfig(**shape), n_leaves=5)
@@ -110,7 +104,8 @@ def test_spread_leaves_let_a_tree_fork_on_all_levels(algorithm):
     ends = []
     while expansions := search.next():
         for expansion in expansions:
-            answer_expansion(search, expansion)
+            n = expansion.children
+            answer(search, [0.5] * n, expansion.node, ended=range(n if expansion.to_the_end else 0))
         search._prune()  # a beam is cut when the next round starts
         ends.append(len(search.frontier.leaves()) + len(search.frontier.open_steps()))
     assert ends == [2, 3, 5, 8]
@@ -168,47 +163,31 @@ def random_config(rng: random.Random) -> TreeConfig:
     )
 
 
-def run(seed: int, check=lambda search: None) -> tuple[Frontier, list[list[Expansion]]]:
-    """A search against a policy that ends early now and then and repeats itself; both follow from the seed."""
+@pytest.mark.parametrize("seed", range(150))
+def test_a_searchs_bounds_hold(seed):
+    """Against a policy that ends early now and then and repeats itself."""
     rng = random.Random(seed)
     exploration = ExplorationConfig(
         beta_u=rng.random(), pruning_threshold=rng.choice([0.0, 0.4, 0.8]), selection_temperature=rng.choice([0, 0.2])
     )
-    search, rounds = new_search(random_config(rng), exploration, rng.randrange(1, 10), seed), []
+    config = random_config(rng)
+    search, asked = new_search(config, exploration, rng.randrange(1, 10), seed), []
+    tree = search.frontier
     while expansions := search.next():
-        rounds.append(expansions)
         for expansion in expansions:
+            asked.append(expansion.node)
+            assert expansion.children >= 1
             for _ in range(expansion.children):
                 ended = expansion.to_the_end or rng.random() < 0.2
                 step = [model(rng.randrange(6), int(ended))]
                 numbers = {"value": rng.random(), "uncertainty": rng.random()}
-                search.frontier.add(expansion.node, step, ended=ended, **numbers)
-        check(search)
-    return search.frontier, rounds
-
-
-@pytest.mark.parametrize("seed", range(150))
-def test_a_searchs_bounds_hold(seed):
-    seen = []
-
-    def check(search: Search):
-        config, tree = search.config, search.frontier
+                tree.add(expansion.node, step, ended=ended, **numbers)
         assert tree.n_kept <= config.max_nodes and max(node.depth for node in tree.steps) <= config.max_depth
         search._prune()  # a beam is cut when the next round starts
         of_level = Counter(node.depth for i, node in enumerate(tree.steps) if i and tree.is_kept(i))
         assert max(of_level.values()) <= config.max_nodes_per_level
         assert 1 <= len(tree.leaves()) + len(tree.open_steps()) <= search.n_leaves
-        seen.append(config.search_algorithm)
-
-    tree, rounds = run(seed, check)
-    assert seen and not tree.open_steps() and 1 <= len(tree.leaves())
-    assert all(
-        tree.steps[n].status == LEAF
-        for n in range(1, len(tree.steps))
-        if tree.is_kept(n) and not tree.steps[n].children
-    )
-    for expansions in rounds:
-        for expansion in expansions:
-            assert expansion.children >= 1
-    asked = [expansion.node for expansions in rounds for expansion in expansions]
+    assert asked and not tree.open_steps() and 1 <= len(tree.leaves())
+    kept = [tree.steps[n] for n in range(1, len(tree.steps)) if tree.is_kept(n)]
+    assert all(step.children or step.status == LEAF for step in kept)
     assert len(asked) == len(set(asked)), "a node is expanded once"

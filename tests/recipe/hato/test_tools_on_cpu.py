@@ -9,12 +9,11 @@ from recipe.hato.keys import HATOConfig, TreeConfig, UncertaintyConfig
 from recipe.hato.local_reward import heuristic
 from recipe.hato.tree import Policy
 from recipe.hato.value_model import value_model_of
-from tests.recipe.arpo.toy_agent import TOKENIZER, Library, ToyPolicy, encode, library, library_tools
-from verl.workers.rollout import tree_builder as builder
+from tests.recipe.arpo import toy_agent
+from tests.recipe.arpo.toy_agent import PROMPT, TOKENIZER, Library, ToyPolicy, encode, library, library_tools, texts
 from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment
 from verl.workers.rollout.tree_rollout import rows_of
 
-PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
 THOUGHTS = {"step_delimiter": "</think>"}  # a turn is a thought and a call, or a thought and an answer
 
 
@@ -27,22 +26,8 @@ def policy_of(config, local_reward=heuristic) -> Policy:
     return Policy(config, value_model_of(config, 0), local_reward, TOKENIZER.decode)
 
 
-async def grow(engine, config, environment=None, *, n=6, max_tokens=300, seed=0, local_reward=heuristic):
-    return await builder.grow(
-        engine,
-        PROMPT,
-        n,
-        policy_of(config, local_reward),
-        environment=environment or library_tools(),
-        max_tokens=max_tokens,
-        stop_token_ids=[TOKENIZER.eos_token_id],
-        vocab_size=len(TOKENIZER),
-        seed=seed,
-    )
-
-
-def grown(*args, **options):
-    return asyncio.run(grow(*args, **options))
+def grown(engine, config, environment=None, local_reward=heuristic):
+    return toy_agent.grow(engine, policy_of(config, local_reward), 6, environment or library_tools(), max_tokens=300)
 
 
 def text_of(segments) -> str:
@@ -57,10 +42,6 @@ def steps_of(tree, leaf) -> list[list[Segment]]:
             steps.append([])
         steps[-1].append(tree.segments[i])
     return steps
-
-
-def texts(tree) -> list[str]:
-    return [TOKENIZER.decode(tokens) for tokens in tree.trajectories()]
 
 
 def test_a_step_ends_with_a_call_and_its_result_belongs_to_it():
@@ -85,12 +66,8 @@ def test_a_step_also_ends_at_the_delimiter_and_the_tool_is_called_in_the_next():
     tree = grown(ToyPolicy(calls=1), config_of(max_depth=4, **THOUGHTS))
     for leaf in tree.leaves:
         steps = steps_of(tree, leaf)
-        assert [re.sub("^.<", "<", text_of(step)[:8]) for step in steps] == [
-            "<think>",
-            "<search>",
-            "<think>",
-            "<answer>",
-        ]
+        begun = [re.sub("^.<", "<", text_of(step)[:8]) for step in steps]
+        assert begun == ["<think>", "<search>", "<think>", "<answer>"]
         assert [len(step) for step in steps] == [1, 2, 1, 1]
 
 

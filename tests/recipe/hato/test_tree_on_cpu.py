@@ -58,10 +58,6 @@ def grow(engine, config: HATOConfig, *, seed=0, temperature=1.0, local_reward=he
     return asyncio.run(tree)
 
 
-def depth(tree, i: int) -> int:
-    return len(tree.path(i))
-
-
 @pytest.mark.parametrize("algorithm", ["bfs", "dfs", "beam"])
 @pytest.mark.parametrize("seed", range(6))
 def test_bounds_of_a_tree(model, algorithm, seed):
@@ -73,14 +69,14 @@ def test_bounds_of_a_tree(model, algorithm, seed):
     for i, segment in enumerate(tree.segments):
         features, notes = segment.info.record.features, segment.info.notes
         assert len(features) == len(FEATURES) and all(0 <= value <= 1 for value in features)
-        assert 1 <= depth(tree, i) <= 4 and 0 <= notes["value"] <= 1 and notes["uncertainty"] > 0
+        assert 1 <= len(tree.path(i)) <= 4 and 0 <= notes["value"] <= 1 and notes["uncertainty"] > 0
         assert bool(segment.token_ids) == (i in kept)
     for leaf, path in zip(tree.leaves, tree.trajectories(), strict=True):
         assert len(path) <= 24 and (path[-1] == EOS or len(path) == 24)
         for i in tree.path(leaf)[:-1]:  # to the delimiter or the bound of a step
             text = Letters().decode(tree.segments[i].token_ids)
             assert "c" not in text[:-1] and (text[-1] == "c" or len(text) == 5)
-    levels = [depth(tree, i) for i in kept]
+    levels = [len(tree.path(i)) for i in kept]
     assert max(levels.count(level) for level in set(levels)) <= 6
     assert {request.request_id for request in engine.asked} == {"a"}
 

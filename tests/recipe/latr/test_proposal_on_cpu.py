@@ -13,11 +13,7 @@ def row(steps) -> Trajectory:
 
 
 def test_expected_branches_by_hand():
-    sure, unsure, nearly = (
-        Certainty(0.1, 0.95, 0.04),
-        Certainty(0.7, 0.5, 0.4),
-        Certainty(0.6, 0.6, 0.2),
-    )
+    sure, unsure, nearly = Certainty(0.1, 0.95, 0.04), Certainty(0.7, 0.5, 0.4), Certainty(0.6, 0.6, 0.2)
     group = SampledGroup([1], [row([unsure, sure, unsure]), row([unsure, unsure]), row([sure, None, nearly])], 0)
     # at the first place two of three samples pass, at the second one, at the last one, too
     assert expected_branches(*probabilities(group), 0.3, 0.2) == pytest.approx((1 + 2 / 3) * (1 + 1 / 3) ** 2)
@@ -30,16 +26,10 @@ def test_a_model_that_is_never_unsure_enough_gets_the_loosest_thresholds():
     group = SampledGroup([1], [row([Certainty(0.1, 0.98, 0.02)]), row([Certainty(0.2, 0.96, 0.03)])], 0)
     proposal = latr_thresholds([group], 8)
     absolute, relative = proposal.values.values()
+    names = [part.partition("=")[0] for part in proposal.line().split()]
+    assert names == [f"actor_rollout_ref.rollout.kt.prob_filter_{key}_thres" for key in ("abs", "rel")]
     assert absolute <= 0.02 and relative >= 0.96
     assert "2.0 branches or more" in proposal.expected or "1.5 branches or more" in proposal.expected
-
-
-def test_the_line_is_one_of_hydra_overrides():
-    group = SampledGroup([1], [row([Certainty(0.7, 0.5, 0.4)] * 3)], 0)
-    line = latr_thresholds([group], 8).line()
-    names = [part.partition("=")[0] for part in line.split()]
-    keys = ("prob_filter_abs_thres", "prob_filter_rel_thres")
-    assert names == [f"actor_rollout_ref.rollout.kt.{key}" for key in keys]
 
 
 @pytest.mark.parametrize("up", [True, False])

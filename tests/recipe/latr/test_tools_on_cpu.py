@@ -234,19 +234,9 @@ def test_the_random_trees_exercise_everything():
     assert min(seen) > 20, seen
 
 
-def grown(engine, prompt, n, config, max_tokens, call_limit, seed=0, environment=None):
-    return asyncio.run(
-        grow(
-            engine,
-            prompt,
-            n,
-            Policy(config, text_of),
-            environment=environment or Calls(call_limit),
-            max_tokens=max_tokens,
-            stop_token_ids=[EOS],
-            seed=seed,
-        )
-    )
+def grown(engine, prompt, n, config, max_tokens, call_limit, environment=None):
+    options = {"environment": environment or Calls(call_limit), "max_tokens": max_tokens, "stop_token_ids": [EOS]}
+    return asyncio.run(grow(engine, prompt, n, Policy(config, text_of), seed=0, **options))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -311,9 +301,8 @@ class Hesitant(RolloutEngine):
         result = Generation([], [], [])
         for at in range(len(request.prompt_ids) - 1, len(request.prompt_ids) - 1 + request.max_tokens):
             first = hash((tuple(request.prompt_ids), *result.token_ids)) % 100 * 2
-            result.top_logprobs.append(
-                [(first, math.log(0.5)), (first + 1, math.log(0.4 if at in self.forks else 0.1))]
-            )
+            second = math.log(0.4 if at in self.forks else 0.1)
+            result.top_logprobs.append([(first, math.log(0.5)), (first + 1, second)])
             result.token_ids.append(first)
             result.log_probs.append(math.log(0.5))
         return result

@@ -1,13 +1,14 @@
 """The trainers of the asynchronous schedules without Ray: prompts under way, trees, and what resumes."""
 
 import json
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, get_trainer_cls
 
+from tests.trainer.ppo import toy_step
 from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, config_of
 from verl.trainer.ppo.v1.asynchronous_trainers import forget_rows_without_prompt, remove_old_rows
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM
@@ -68,10 +69,7 @@ def queue(monkeypatch):
 
 
 def prompts_of(*questions: str) -> TensorDict:
-    messages = np.empty(len(questions), dtype=object)
-    messages[:] = [[{"role": "user", "content": question}] for question in questions]
-    uids = np.array([f"uid-{question}" for question in questions], dtype=object)
-    batch = tu.get_tensordict({"raw_prompt": messages, "uid": uids})
+    batch = toy_step.prompts_of(questions, uid=[f"uid-{question}" for question in questions])
     tu.assign_non_tensor_data(batch, "global_steps", 5)
     return batch
 
@@ -153,18 +151,10 @@ def test_prompts_go_on_being_counted_after_a_resumption(queue, monkeypatch, tmp_
 
 @pytest.mark.parametrize("mode", MODES)
 def test_unfinished_prompts_are_given_up_at_the_end(mode, monkeypatch):
-    def fit(self, manager):
-        self.agent_loop_manager = manager
-
-    monkeypatch.setattr(PPOTrainer, "fit", fit)
     manager = Manager()
+    monkeypatch.setattr(PPOTrainer, "fit", lambda self, manager: setattr(self, "agent_loop_manager", manager))
     trainer_of(mode).fit(manager)
     assert manager.told == ["stop"]
-
-
-class Tokenizer:
-    def decode(self, ids):
-        return " ".join(map(str, ids))
 
 
 def test_trees_are_kept_of_prompts_that_began_in_their_step(queue, tmp_path):
@@ -173,18 +163,17 @@ def test_trees_are_kept_of_prompts_that_began_in_their_step(queue, tmp_path):
         **{"trainer.tree_freq": 4, "trainer.tree_prompts": 2, "trainer.default_local_dir": str(tmp_path)},
         **{"algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": False},
     )
-    made.tokenizer = Tokenizer()
+    made.tokenizer = SimpleNamespace(decode=str)
     for i, step in enumerate([4, 4, 5, 4]):
         for session in range(2):
-            queue.add(
-                f"g{i}_{session}_0", float(session), [1, 1], i, {"global_steps": step}, segment_ids=[0, 1 + session]
-            )
+            ids, tag = [0, 1 + session], {"global_steps": step}
+            queue.add(f"g{i}_{session}_0", float(session), [1, 1], i, tag, segment_ids=ids)
     for names in (["g0", "g2"], ["g1", "g3"]):
         made._compute_advantage(queue.batch(*names), {})
     lines = (tmp_path / "trees/step_000005.jsonl").read_text().splitlines()
     assert [json.loads(line)["uid"] for line in lines] == ["g0", "g1"], "two of a step, not of an update"
-    again = trainer_of(**{key: value for key, value in {"trainer.tree_freq": 4}.items()})
-    again.config, again.tokenizer = made.config, Tokenizer()
+    again = trainer_of(**{"trainer.tree_freq": 4})
+    again.config, again.tokenizer = made.config, made.tokenizer
     again._compute_advantage(queue.batch("g3"), {})
     (line,) = (tmp_path / "trees/step_000005.jsonl").read_text().splitlines()
     assert json.loads(line)["uid"] == "g3", "a resumed run writes the step anew"

@@ -1,5 +1,7 @@
 """A training step from the rollout's fields to the worker's: upstream's own step on a TransferQueue in memory."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,12 +9,11 @@ from tensordict import NonTensorData
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.arpo.loss import STANDARDISED_ENTROPY
-from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, config_of, trainer_of
+from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, config_of, prompts_of, trainer_of
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows
 from verl.trainer.ppo.v1.component import components_of
 from verl.trainer.ppo.v1.tree_reports import broken_tools
-from verl.utils import tensordict_utils as tu
 from verl.utils.parts import computed_fields
 from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
 from verl.workers.rollout.prompt_task import PROMPT_SETTINGS
@@ -153,12 +154,8 @@ def test_a_tool_whose_every_call_failed_by_its_own_fault_ends_the_run(queue):
         metrics = {f"tool_{name}/{what}": float(n) for name, pair in numbers.items() for what, n in pair.items()}
         queue.rows[key]["extra_fields"] = {TREE_METRICS: metrics, TOOL_FAULTS: faults}
 
-    tools(
-        "p_0_0",
-        {"python": "no sandbox"},
-        python={"calls": 3, "own_faults": 2, "malformed": 1},
-        search={"calls": 3, "own_faults": 2},
-    )
+    search, python = {"calls": 3, "own_faults": 2}, {"calls": 3, "own_faults": 2, "malformed": 1}
+    tools("p_0_0", {"python": "no sandbox"}, python=python, search=search)
     tools("q_0_0", {}, python={"calls": 1, "own_faults": 0})
     assert broken_tools(BatchRows(queue.batch())) == {}
     tools("q_0_0", {}, python={"calls": 1, "own_faults": 1}, search={"calls": 1, "own_faults": 0, "malformed": 1})
@@ -191,10 +188,11 @@ def test_groups_are_in_the_order_of_the_data_and_rows_in_that_of_the_sessions(qu
     assert [group.uid for group in BatchRows(queue.batch()).groups] == ["p", "q"]
 
 
-class Workers:
-    """Stands for the workers: two data parallel ranks."""
-
-    _dispatch_info = {"actor": [0, 1]}
+def balanced(made, queue):
+    """The batch as two data parallel ranks would get it."""
+    made.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0, 1]})
+    made.tokenizer = SimpleNamespace(eos_token_id=5)
+    return made._balance_batch(queue.batch(), {})
 
 
 def test_padding_rows_are_short_and_in_every_mini_batch(queue, monkeypatch):
@@ -202,8 +200,7 @@ def test_padding_rows_are_short_and_in_every_mini_batch(queue, monkeypatch):
     for i in range(7):  # 11 rows for mini-batches of 8
         queue.add(f"r{i}_0_0", 1.0, [1] * (i + 1), 10 + i, segment_ids=[0] * (i + 1), entropy=[0.0] * (i + 1))
     made = trainer(**{f"{ACTOR}.ppo_mini_batch_size": 4, "trainer.critic_warmup": 0})
-    made.actor_rollout_wg, made.tokenizer = Workers(), type("Tokenizer", (), {"eos_token_id": 5})
-    batch = made._balance_batch(queue.batch(), {})
+    batch = balanced(made, queue)
     padding_rows = [tag.get("is_padding", False) for tag in batch.tags]
     assert len(batch) == 16 and sum(padding_rows) == 5
     assert {tag["seq_len"] for tag, padding_row in zip(batch.tags, padding_rows, strict=True) if padding_row} == {2}
@@ -214,8 +211,7 @@ def test_padding_rows_are_short_and_in_every_mini_batch(queue, monkeypatch):
 
 def test_groups_stay_together_where_shared_tokens_are_computed_once(queue):
     """Four prompts with two rows each, for two ranks with two mini-batches: upstream's balance would part them."""
-    for key in list(queue.rows):
-        del queue.rows[key]
+    queue.rows.clear()
     for prompt, length in enumerate((9, 1, 4, 6)):
         for session in range(2):
             response = [1] * (length + 3 * session)
@@ -223,8 +219,7 @@ def test_groups_stay_together_where_shared_tokens_are_computed_once(queue):
             queue.add(f"g{prompt}_{session}_0", 1.0, response, 10 + prompt, segment_ids=ids, entropy=[0.0] * len(ids))
     keys = {"ppo_mini_batch_size": 2, "use_prefix_tree": True}
     made = trainer(**{f"{ACTOR}.{key}": value for key, value in keys.items()}, **{"trainer.critic_warmup": 0})
-    made.actor_rollout_wg, made.tokenizer = Workers(), type("Tokenizer", (), {"eos_token_id": 5})
-    prompts = [key.split("_")[0] for key in made._balance_batch(queue.batch(), {}).keys]
+    prompts = [key.split("_")[0] for key in balanced(made, queue).keys]
     assert prompts[::2] == prompts[1::2] and len(set(prompts)) == 4
 
 
@@ -276,9 +271,7 @@ def test_prompts_carry_their_order_and_problem(monkeypatch):
     made = trainer()
     for step, questions in ((1, ["a", "b", "a"]), (1, ["a"]), (2, ["b"])):
         made.global_steps = step
-        messages = np.empty(len(questions), dtype=object)
-        messages[:] = [[{"role": "user", "content": question}] for question in questions]
-        made._submit_batch_to_rollout(tu.get_tensordict({"raw_prompt": messages}))
+        made._submit_batch_to_rollout(prompts_of(questions))
     names = (ORDER, PROBLEM, PROMPT_SETTINGS)
     columns = {name: [value for batch in submitted for value in batch[name]] for name in names}
     occurrences = [settings.occurrence for settings in columns[PROMPT_SETTINGS]]
@@ -349,16 +342,9 @@ def test_equal_rewards_give_exactly_0(monkeypatch, estimator, normalized):
 def test_an_estimator_that_compares_more_than_outcomes_keeps_its_advantages(queue, monkeypatch):
     for key in queue.rows:
         queue.rows[key]["rm_scores"][-1] = 1.0
-    made = trainer("reinforce_plus_plus_baseline")
-    ones = {key: torch.ones(len(row["response_mask"])) for key, row in queue.rows.items()}
-
-    def compute(self, batch, metrics):
-        for key in batch.keys:
-            queue.rows[key]["advantages"] = ones[key].clone()
-        return batch
-
-    monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", compute)
-    made._compute_advantage(queue.batch(), {})
+        queue.rows[key]["advantages"] = torch.ones(len(queue.rows[key]["response_mask"]))
+    monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", lambda self, batch, metrics: batch)
+    trainer("reinforce_plus_plus_baseline")._compute_advantage(queue.batch(), {})
     assert all(set(column) == {1.0} for column in queue.column("advantages").values())
 
 

@@ -40,14 +40,22 @@ def of_kind(trainer, name: str):
     return next(component for component in trainer.components if type(component).__name__ == name)
 
 
-def test_hapos_statistics(trainer_at, tmp_path):
-    saved, statistics = trainer_at(HAPO, 7), EntropyStatistics(-3.1, 2.25, 0.5, 0.2)
-    of_kind(saved, "NormalizedEntropy").statistics = statistics
+STATISTICS = EntropyStatistics(-3.1, 2.25, 0.5, 0.2)
+
+
+@pytest.mark.parametrize("by_path", [False, True])
+@pytest.mark.parametrize(
+    ("values", "kind", "name", "state"),
+    [(HAPO, "NormalizedEntropy", "statistics", STATISTICS), (LATR, "ThresholdScheduler", "tightened_steps", -4)],
+)
+def test_hapos_statistics_and_latrs_thresholds(trainer_at, tmp_path, values, kind, name, state, by_path):
+    saved = trainer_at(values, 7)
+    setattr(of_kind(saved, kind), name, state)
     saved._save_checkpoint()
-    for resume in ({}, {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "global_step_7")}):
-        loaded = trainer_at(HAPO, 7, **resume)
-        loaded._load_checkpoint()
-        assert of_kind(loaded, "NormalizedEntropy").statistics == statistics
+    resume = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "global_step_7")} if by_path else {}
+    loaded = trainer_at(values, 7, **resume)
+    loaded._load_checkpoint()
+    assert getattr(of_kind(loaded, kind), name) == state
 
 
 @pytest.mark.parametrize("kind", [ExploreTrainer, WatchedSyncTrainer])
@@ -61,14 +69,6 @@ def test_a_checkpoint_that_is_overwritten_is_not_complete_meanwhile(trainer_at, 
     saved.global_steps = 20
     saved._save_checkpoint()
     assert complete_steps(tmp_path) == [10]
-
-
-def test_latrs_scheduler(trainer_at):
-    saved, loaded = trainer_at(LATR, 3), trainer_at(LATR, 3)
-    of_kind(saved, "ThresholdScheduler").tightened_steps = -4
-    saved._save_checkpoint()
-    loaded._load_checkpoint()
-    assert of_kind(loaded, "ThresholdScheduler").tightened_steps == -4
 
 
 def test_hatos_value_model_problems_and_paths(trainer_at, tmp_path):

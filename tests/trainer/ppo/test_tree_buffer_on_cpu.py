@@ -63,7 +63,7 @@ class Queue:
         return TensorDict({"extra_fields": NonTensorStack(*extras)}, batch_size=len(keys))
 
 
-def buffer_of(monkeypatch, queue: Queue, max_num_gen_batches: int) -> tuple[TreeBuffer, list[tuple[str, dict]]]:
+def buffer_of(monkeypatch, queue: Queue, max_num_gen_batches: int = 0) -> tuple[TreeBuffer, list[tuple[str, dict]]]:
     dropped: list[tuple[str, dict]] = []
     for name in ("kv_list", "kv_clear", "kv_batch_get"):
         monkeypatch.setattr(replay_buffer.tq, name, getattr(queue, name))
@@ -93,7 +93,7 @@ def answers(pattern: str) -> list[list[float]]:
 @pytest.mark.parametrize("delays", [[0], [5, 0, 2], [0, 9], [3, 1, 4, 1, 5]])
 def test_the_batch_is_the_first_useful_prompts_whatever_is_faster(monkeypatch, delays):
     queue = Queue(answers("vwrvwvwv" + "v" * 20), delays)
-    buffer, dropped = buffer_of(monkeypatch, queue, max_num_gen_batches=0)
+    buffer, dropped = buffer_of(monkeypatch, queue)
     queue.submit(4)
     batch, metrics = buffer.sample(1, "train", 4)
     assert {key.split("_")[0] for key in batch.keys} == {"u0", "u3", "u5", "u7"} and len(batch.keys) == 4 * N
@@ -145,7 +145,7 @@ def test_a_rare_useful_group_does_not_end_the_step(monkeypatch):
 
 def test_a_metric_that_is_no_number_is_named(monkeypatch):
     queue = Queue([[0.0, 1.0, 0.0], [0.0, "yes", 1.0]] * 4, [0])
-    buffer, _ = buffer_of(monkeypatch, queue, max_num_gen_batches=0)
+    buffer, _ = buffer_of(monkeypatch, queue)
     queue.submit(2)
     with pytest.raises(RuntimeError, match="the reward's acc must be a number: .*'yes'"):
         buffer.sample(1, "train", 4)
@@ -153,7 +153,7 @@ def test_a_metric_that_is_no_number_is_named(monkeypatch):
 
 def test_a_step_in_which_every_group_failed_says_so(monkeypatch):
     queue = Queue([], [0])
-    buffer, _ = buffer_of(monkeypatch, queue, max_num_gen_batches=0)
+    buffer, _ = buffer_of(monkeypatch, queue)
 
     def fail(*_):
         for tag in queue.tags.values():
@@ -168,7 +168,7 @@ def test_a_step_in_which_every_group_failed_says_so(monkeypatch):
 
 def test_a_failed_group_is_replaced(monkeypatch):
     queue = Queue(answers("vvvvv"), [0])
-    buffer, _ = buffer_of(monkeypatch, queue, max_num_gen_batches=0)
+    buffer, _ = buffer_of(monkeypatch, queue)
     queue.submit(4)
     queue.poll()
     queue.tags["u1"]["status"] = "failure"
@@ -191,8 +191,7 @@ class Engine(Queue):
     def submit(self, n: int) -> None:
         while len(self.answers) < self.submitted + n:
             self.answers.append([1.0, float(self.random.random() > self.share), 1.0])
-        self.delays = [int(self.hours()) for _ in self.answers] if not self.delays else self.delays
-        self.delays += [int(self.hours()) for _ in self.answers[len(self.delays) :]]
+            self.delays.append(int(self.hours()))
         super().submit(n)
 
     def poll(self, *_) -> float:
@@ -209,7 +208,7 @@ def generated_and_busy(monkeypatch, shares, batch_size, inflight, steps, slots=N
     submits its last prompt."""
     durations = random.Random(2)
     queue = Engine(shares, slots or batch_size, lambda: 10 * durations.lognormvariate(0, 0.6))
-    buffer, _ = buffer_of(monkeypatch, queue, 0)
+    buffer, _ = buffer_of(monkeypatch, queue)
     buffer.train_batch_size, buffer.max_inflight_gen_batches = batch_size, inflight
     generated, used, busy, ends = 0, 0, [], []
     submit = queue.submit
@@ -248,7 +247,7 @@ def test_few_prompts_are_generated_in_vain_and_the_engine_is_busy(monkeypatch, s
 def test_groups_of_equal_rewards_are_found_whatever_their_mean_is(monkeypatch, reward):
     """The standard deviation of many equal rewards is not 0 in floating point, by which upstream's buffer asks."""
     queue = Queue([[reward] * 10, [reward, reward, 0.0]], delays=[0])
-    buffer, dropped = buffer_of(monkeypatch, queue, 0)
+    buffer, dropped = buffer_of(monkeypatch, queue)
     queue.submit(2)
     queue.poll()
     buffer._sync_metadata_from_transfer_queue()

@@ -50,18 +50,22 @@ def upstream(monkeypatch, name: str, then):
     monkeypatch.setattr(PPOTrainer, name, lambda self, *args, **kwargs: then(self))
 
 
-def test_a_step_whose_rollouts_all_failed_names_the_first_cause(made, monkeypatch):
-    def step(self):
-        self.agent_loop_manager.fail(4)
-        raise RuntimeError(
-            "Sync replay buffer selected terminal groups with no materializable trajectories. "
-            "Enable trainer.v1.sampler.sync_refill_failed_groups to replace failed groups."
-        )
+def failing(error: BaseException, groups: int = 0, finished: int = 0):
+    """A method that raises the error after so many groups have failed or finished."""
 
+    def method(self, *_):
+        if groups:
+            self.agent_loop_manager.fail(groups, finished=finished)
+        raise error
+
+    return method
+
+
+def test_a_step_whose_rollouts_all_failed_names_the_first_cause(made, monkeypatch):
     upstream(monkeypatch, "step", lambda self: None)
     made.agent_loop_manager.fail(9)  # of the step before
     made.step({}, {})
-    upstream(monkeypatch, "step", step)
+    upstream(monkeypatch, "step", failing(RuntimeError(f"Here {NO_ROWS}."), groups=4))
     with pytest.raises(RunError, match="step 1: all 4 prompt groups failed; the first: ValueError: engine error 0"):
         made.step({}, {})
 
@@ -75,10 +79,7 @@ def test_upstream_still_says_what_is_looked_for():
 def test_an_exit_is_an_error_with_its_phase(monkeypatch, name, error):
     """Ray would take SystemExit(0) for an end on purpose, and KeyboardInterrupt for a cancelled call."""
 
-    def leave(self):
-        raise error
-
-    upstream(monkeypatch, name, leave)
+    upstream(monkeypatch, name, failing(error))
     made = trainer_of({"data.train_batch_size": 4, "trainer.default_local_dir": "/nowhere"})
     method = getattr(made, name)
     with pytest.raises(Exception, match=type(error).__name__):
@@ -87,12 +88,9 @@ def test_an_exit_is_an_error_with_its_phase(monkeypatch, name, error):
 
 @pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError(), KeyboardInterrupt()], ids=repr)
 def test_an_exit_of_the_loop_is_reported(made, monkeypatch, error):
-    def leave(self):
-        raise error
-
     reports = []
     monkeypatch.setattr("verl.trainer.ppo.v1.watched_run.report_fault", reports.append)
-    upstream(monkeypatch, "fit", leave)
+    upstream(monkeypatch, "fit", failing(error))
     with pytest.raises(RunError, match=type(error).__name__):
         made.fit(None)
     assert len(reports) == 1 and type(error).__name__ in reports[0]
@@ -101,22 +99,14 @@ def test_an_exit_of_the_loop_is_reported(made, monkeypatch, error):
 @pytest.mark.parametrize("finished", [0, 3])
 def test_an_error_of_the_update_is_its_own(made, monkeypatch, finished):
     """With an asynchronous schedule the batch may have been complete before the step in which one group failed."""
-
-    def step(self):
-        self.agent_loop_manager.fail(1, finished=finished)
-        raise KeyError("advantages")
-
-    upstream(monkeypatch, "step", step)
+    upstream(monkeypatch, "step", failing(KeyError("advantages"), groups=1, finished=finished))
     with pytest.raises(KeyError, match="advantages"):
         made.step({}, {})
 
 
 def test_a_buffer_that_gives_up_is_told_the_first_cause(made, monkeypatch):
-    def step(self):
-        self.agent_loop_manager.fail(5, finished=3)
-        raise RolloutsFailed("5 rollouts failed for a batch of 4; the log tells each one's error")
-
-    upstream(monkeypatch, "step", step)
+    error = RolloutsFailed("5 rollouts failed for a batch of 4; the log tells each one's error")
+    upstream(monkeypatch, "step", failing(error, groups=5, finished=3))
     with pytest.raises(RunError, match="5 of 8 prompt groups failed; the first: ValueError: engine error 0"):
         made.step({}, {})
 
@@ -170,12 +160,17 @@ class Workers:
     train_mini_batch = partialmethod(_fetch, "train_mini_batch")
 
 
+def set_up(made, monkeypatch, use_critic=False, use_reference_policy=False, **workers) -> None:
+    """Let upstream set up these workers."""
+    made.use_critic, made.use_reference_policy, made.ref_in_actor = use_critic, use_reference_policy, False
+    upstream(monkeypatch, "_setup", lambda self: vars(self).update(workers))
+    made._setup()
+
+
 def trained(made, monkeypatch, batch, *grad_norms) -> list[int]:
     """The number of skipped updates of each step."""
-    made.use_critic = made.use_reference_policy = False
-    monkeypatch.setattr(PPOTrainer, "_setup", lambda self: setattr(self, "actor_rollout_wg", Workers(*grad_norms)))
+    set_up(made, monkeypatch, actor_rollout_wg=Workers(*grad_norms))
     upstream(monkeypatch, "step", lambda self: self.actor_rollout_wg.update_actor(batch))
-    made._setup()
     counts = []
     for made.global_steps in range(1, len(grad_norms) + 1):
         made.step(metrics := {}, {})
@@ -188,7 +183,6 @@ def batch(monkeypatch):
     queue = MemoryQueue(monkeypatch)
     for session in range(2):
         queue.add(f"p_{session}_0", 1.0, [1, 1], advantages=[0.5, 0.5])
-    queue.batch().rows = queue.rows
     return queue
 
 
@@ -216,11 +210,8 @@ def test_no_update_learns_from_what_is_not_finite(made, monkeypatch, batch, colu
 
 
 def test_skipped_updates_of_a_critic_end_the_run_too(made, monkeypatch, batch):
-    def set_up(self):
-        self.actor_rollout_wg, self.critic_wg, self.use_critic = Workers(), Workers([NAN, NAN], [NAN]), True
-
-    monkeypatch.setattr(PPOTrainer, "_setup", set_up)
-    made._setup()
+    critic = Workers([NAN, NAN], [NAN])
+    set_up(made, monkeypatch, use_critic=True, actor_rollout_wg=Workers(), critic_wg=critic)
     made.critic_wg.train_mini_batch(batch.batch())
     with pytest.raises(RunError, match="the last 3 updates of the critic were skipped"):
         made.critic_wg.train_mini_batch(batch.batch())
@@ -228,13 +219,8 @@ def test_skipped_updates_of_a_critic_end_the_run_too(made, monkeypatch, batch):
 
 def test_the_workers_fetch_tensors_and_pictures_only(made, monkeypatch, batch):
     """Each time those that the batch has then, and later calls of others fetch everything again."""
-
-    def set_up(self):
-        self.actor_rollout_wg, self.ref_policy_wg, self.critic_wg = Workers(), Workers(), Workers()
-        self.use_critic, self.use_reference_policy, self.ref_in_actor = True, True, False
-
-    monkeypatch.setattr(PPOTrainer, "_setup", set_up)
-    made._setup()
+    workers = {name: Workers() for name in ("actor_rollout_wg", "ref_policy_wg", "critic_wg")}
+    set_up(made, monkeypatch, use_critic=True, use_reference_policy=True, **workers)
     for row in batch.rows.values():
         row |= {"multi_modal_inputs": {}, "raw_prompt": [{"role": "user"}], "num_turns": 2}
         del row["advantages"]
@@ -266,10 +252,7 @@ def test_a_float16_loss_scale_may_skip_more(monkeypatch, batch):
 
 
 def test_a_run_that_skipped_all_updates_does_not_end_well(made, monkeypatch, batch):
-    def fit(self):
-        trained(self, monkeypatch, batch.batch(), [NAN, NAN])
-
-    upstream(monkeypatch, "fit", fit)
+    upstream(monkeypatch, "fit", lambda self: trained(self, monkeypatch, batch.batch(), [NAN, NAN]))
     with pytest.raises(RunError, match="all 2 updates of this run were skipped, .* nothing was learnt"):
         made.fit(made.agent_loop_manager)
 
@@ -347,10 +330,7 @@ def test_a_checkpoint_that_cannot_be_loaded_is_named(made, monkeypatch, tmp_path
 def test_an_error_names_the_phase_in_which_it_was_raised(made, monkeypatch):
     """The innermost phase that it left, and its own message, not that of what failed because of it."""
 
-    def update(self, *_):
-        raise ValueError("no such tensor")
-
-    monkeypatch.setattr(PPOTrainerSync, "_update_actor", update)
+    monkeypatch.setattr(PPOTrainerSync, "_update_actor", failing(ValueError("no such tensor")))
     upstream(monkeypatch, "step", lambda self: self._update_actor("batch", {}))
     upstream(monkeypatch, "fit", lambda self: self.step({}, {}))
     with pytest.raises(RunError, match="^update of the actor .step 1.: ValueError: no such tensor$"):

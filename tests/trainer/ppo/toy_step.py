@@ -1,14 +1,17 @@
 """A training step without Ray: a trainer as users configure it, and rows on a TransferQueue in memory."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
+from tensordict import TensorDict
 from transfer_queue import BatchMeta, KVBatchMeta
 from transfer_queue.metadata import extract_field_schema
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.utils.tensordict_utils import get_tensordict, list_of_dict_to_tensordict
 
 import verl.trainer
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM
@@ -44,6 +47,13 @@ def trainer_of(values: dict) -> ExploreTrainer:
     trainer = ExploreTrainer(config_of(values))
     trainer.global_steps, trainer.total_training_steps = 1, 10
     return trainer
+
+
+def prompts_of(questions: Sequence[str], **columns: list) -> TensorDict:
+    """The batch of these prompts as it goes to the rollout."""
+    messages = [[{"role": "user", "content": question}] for question in questions]
+    columns = {"raw_prompt": messages} | columns
+    return get_tensordict({name: np.fromiter(column, object) for name, column in columns.items()})
 
 
 class MemoryQueue:

@@ -74,10 +74,8 @@ def test_a_sandbox_fusion_server_runs_programs_and_functions(tmp_path, monkeypat
         options = {"sandbox_fusion_url": server.url}
         assert score("print(int(input()) + 1)", FORMS["program"]("1", "2"), **options)["score"] == 1.0
         assert score("def add(a):\n    return a + 1", FORMS["function"]("1", "2"), **options)["score"] == 1.0
-        assert (
-            score(SOLUTIONS["a text that equals all, with a repr"], FORMS["program"]("1", SECRET), **options)["score"]
-            == 0.0
-        )
+        hostile = SOLUTIONS["a text that equals all, with a repr"]
+        assert score(hostile, FORMS["program"]("1", SECRET), **options)["score"] == 0.0
         with pytest.raises(ValueError, match="sandbox_fusion_url: expected none"):
             check_row("code", FORMS["assert"]("1", "2"), **options)
         server.shutdown()
@@ -139,9 +137,8 @@ def test_published_rows(name, tmp_path):
     (row,) = converted(tmp_path, PUBLISHED[name])
     text = row["prompt"][-1]["content"]
     assert text.startswith("Add one.") and row["ability"] == "code"
-    assert ("def inc(n):" in text) == (name == "apps") and row["data_source"] == (
-        "codeforces" if name == "verl" else "code"
-    )
+    assert ("def inc(n):" in text) == (name == "apps")
+    assert row["data_source"] == ("codeforces" if name == "verl" else "code")
     body = "def inc(n):\n    return n + 1" if name == "apps" else "print(int(input()) + 1)"
     assert compute_score("", f"```python\n{body}\n```", row["reward_model"]["ground_truth"])["score"] == 1.0
     assert compute_score("", f"```python\n{body} + 1\n```", row["reward_model"]["ground_truth"])["score"] == 0.0

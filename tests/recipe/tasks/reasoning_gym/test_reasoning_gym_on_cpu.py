@@ -22,6 +22,9 @@ WITHOUT_ANSWERS = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube"
 FAMILIES = sorted(set(library().DATASETS) - set(REFUSED) - WITHOUT_ANSWERS - {"knight_swap"})
 
 
+CHAIN = {"family": "chain_sum", "config": {}, "answer": "12", "metadata": {}}
+
+
 def problems_of(family: str, size: int) -> list:
     return draw_problems(ReasoningGymConfig(families=family, family_config=""), "test", size, set())
 
@@ -39,7 +42,7 @@ def test_the_answer_of_each_family_is_right_and_another_is_not(family):
 
 
 def test_answers_are_found_between_tags_in_a_box_or_alone():
-    truth = json.dumps({"family": "chain_sum", "config": {}, "answer": "12", "metadata": {}})
+    truth = json.dumps(CHAIN)
     for response in ("<answer>3</answer> <answer> 12 </answer>", r"so \boxed{12}", " 12\n", "<answer>+12.0</answer>"):
         assert score(truth, response)["acc"] == 1.0
     partial = score(truth, "<answer>12 or 13</answer>")
@@ -66,19 +69,8 @@ def test_lists_are_read_and_not_run():
 @pytest.mark.parametrize("family", FORMULAS)
 def test_formulas_name_nothing_of_python(family):
     assert is_allowed(family, "2*x**3/4 + 1.5*(x - 1)") and not is_allowed(family, "x" * 20_000)
-    for text in (
-        "x.real",
-        "__x__",
-        "open(1)",
-        "'1'",
-        "[1]",
-        "x if x else y",
-        "(x:=1)",
-        "S(1)",
-        "1.e",
-        "lambda: 1",
-        "x\n",
-    ):
+    names = ("x.real", "__x__", "open(1)", "S(1)", "1.e", "lambda: 1", "(x:=1)", "x if x else y")
+    for text in (*names, "'1'", "[1]", "x\n"):
         assert not is_allowed(family, text)
 
 
@@ -109,16 +101,15 @@ def test_an_endless_fraction_ends_with_its_process():
 
 @pytest.mark.parametrize(("change", "message"), table(__file__, "refused rows"))
 def test_refused_rows(change, message):
-    truth = {"family": "chain_sum", "config": {}, "answer": "12", "metadata": {}} | change
     with pytest.raises(ValueError, match=message):
-        reward.check_row("reasoning_gym", json.dumps(truth))
+        reward.check_row("reasoning_gym", json.dumps(CHAIN | change))
 
 
 def test_rows_of_other_families_than_the_configs_are_refused():
     config = OmegaConf.load(Path(reward.__file__).with_name("task.yaml"))
     config.task.families = ["gcd"]
     assert config.reward.custom_reward_function.reward_kwargs.families == ["gcd"]
-    truth = json.dumps({"family": "chain_sum", "config": {}, "answer": "12", "metadata": {}})
+    truth = json.dumps(CHAIN)
     reward.check_row("reasoning_gym", truth, families=["chain_sum", "gcd"])
     with pytest.raises(ValueError, match="not in task.families"):
         reward.check_row("reasoning_gym", truth, families=["gcd"])

@@ -150,9 +150,8 @@ def arrives(value, steps, problem):
 def test_a_step_is_worth_something_while_the_target_can_be_reached():
     rng, seen = random.Random(0), Counter()
     for _ in range(60):
-        problem = Problem(
-            rng.randint(1, 20), rng.randint(1, 40), rng.randint(2, 4), ("+1", "*2", "-1"), WalkConfig.limit
-        )
+        start, target, steps = rng.randint(1, 20), rng.randint(1, 40), rng.randint(2, 4)
+        problem = Problem(start, target, steps, ("+1", "*2", "-1"), WalkConfig.limit)
         lines = random_walk(problem, False, rng).splitlines(keepends=True)
         lines[-1] += TOKENIZER.eos_token
         prompt = f"{problem.start}>{problem.target} {problem.steps}: +1 *2 -1"
