@@ -1,7 +1,7 @@
 """HATO's configs compose and say the same as the dataclasses; a wrong key or pair of keys is named in one line."""
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import fields
 
 import pytest
 from omegaconf import OmegaConf
@@ -47,26 +47,6 @@ def test_the_yaml_names_every_key_with_its_default(hardware):
     assert rollout.name == "vllm" and rollout.temperature == 1.0 and rollout.group_timeout == 3600
 
 
-@pytest.mark.parametrize("hardware", ["cpu", "gpu"])
-def test_the_notes_values_are_a_choice(hardware):
-    """By hand, from the notes' hato_config.yaml, their beam search, and the algorithm of their trainer."""
-    whole = config(name="hato_notes_trainer", hardware=hardware)
-    hato, filters = checked_keys(whole), whole.algorithm.filter_groups
-    tree, weights, exploration, uncertainty = hato.tree, hato.reward_weights, hato.exploration, hato.uncertainty
-    assert (tree.max_depth, tree.branching_factor, tree.search_algorithm, tree.max_nodes_per_level) == (3, 5, "beam", 5)
-    assert tree.max_nodes == 1000 and not tree.spread_leaves and not tree.adaptive_branching
-    assert (weights.alpha, weights.beta, weights.gamma) == (0.4, 0.5, 0.1)
-    assert (exploration.initial_temperature, exploration.temperature_decay) == (0.7, 2.0)
-    assert (exploration.pruning_threshold, exploration.beta_u) == (0.2, 2.0)
-    assert (uncertainty.method, uncertainty.n_models, uncertainty.n_passes) == ("ensemble", 5, 10)
-    assert asdict(uncertainty.model_config) == {"hidden_size": 128, "n_layers": 2, "dropout": 0.1}
-    meta = hato.meta_learning
-    assert (meta.method, meta.inner_lr, meta.meta_lr, meta.n_inner_steps) == ("reptile", 0.01, 0.1, 5)
-    assert hato.verification_threshold == 0.7 and hato.train_on_local_reward_alone and hato.causal_reward == "notes"
-    assert (whole.algorithm.adv_estimator, filters.enable, filters.max_num_gen_batches) == ("hato", True, 5)
-    assert whole.actor_rollout_ref.rollout.temperature == 0.7
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "message"), refused(__file__, "checks"))
 def test_keys_that_do_not_go_together_are_named(overrides, message):
@@ -82,24 +62,14 @@ def test_hatos_trees_take_every_credit(credit):
 
 @pytest.mark.parametrize("tree", ["plain", "latr", "arpo", "eptree"])
 def test_hatos_credit_works_on_other_trees(tree):
-    """What only the search asks for does not concern them."""
+    """What only the search asks for does not concern them; a run of neither has no section."""
+    assert "hato" not in config(f"tree={tree}", name="explore")
     others = ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"]
     composed = config(f"tree={tree}", "credit=hato", *others, name="explore")
     assert checked_keys(composed).reward_weights == HATOConfig().reward_weights
     composed.hato.reward_weights.beta = -1
     with pytest.raises(ValueError, match="hato.reward_weights.beta=-1"):
         checked_keys(composed)
-
-
-def test_a_run_without_a_section_has_the_defaults():
-    composed = config("tree=plain", name="explore")
-    assert "hato" not in composed and checked_keys(composed) == HATOConfig()
-
-
-def test_the_temperature_follows_the_initial_one():
-    composed = config("hato.exploration.initial_temperature=0.8")
-    checked_keys(composed)
-    assert composed.actor_rollout_ref.rollout.temperature == 0.8
 
 
 @pytest.mark.parametrize(("values", "message"), refused(__file__, "keys"))
@@ -128,6 +98,19 @@ NOTES = {
 }
 
 
+@pytest.mark.parametrize("hardware", ["cpu", "gpu"])
+def test_the_notes_values_are_a_choice(hardware):
+    """Those of their file, of their search and reward, and the algorithm of their trainer."""
+    whole = config(name="hato_notes_trainer", hardware=hardware)
+    of_code = {"tree": {"spread_leaves": False}, "exploration": {"beta_u": 2.0}}
+    of_code = {section: NOTES[section] | values for section, values in of_code.items()}
+    of_code |= {"causal_reward": "notes", "train_on_local_reward_alone": True}
+    assert checked_keys(whole) == read_keys(HATOConfig, NOTES | of_code, "hato")
+    filters = whole.algorithm.filter_groups
+    assert (whole.algorithm.adv_estimator, filters.enable, filters.max_num_gen_batches) == ("hato", True, 5)
+    assert whole.actor_rollout_ref.rollout.temperature == 0.7, "which follows the initial one"
+
+
 @pytest.mark.parametrize(("method", "n_passes"), [("ensemble", 10), ("dropout", 7), ("bootstrap", 5)])
 def test_the_notes_names_are_read(method, n_passes):
     named = NOTES | {"uncertainty": NOTES["uncertainty"] | {"type": method, "n_forward_passes": 7}}
@@ -136,8 +119,6 @@ def test_the_notes_names_are_read(method, n_passes):
     assert (uncertainty.method, uncertainty.n_passes, uncertainty.model_config.dropout) == (method, n_passes, 0.1)
     assert (config.exploration.pruning_threshold, config.tree.max_nodes) == (0.2, 1000)
     assert (config.meta_learning.method, config.meta_learning.n_inner_steps) == ("reptile", 5)
-    assert read_keys(HATOConfig, {"reward_weights": {"alpha": 0}}, "hato").reward_weights.gamma == 0.2
-    assert config.tree.max_depth == 3 and config.memory.problems == 100_000
     assert named["uncertainty"]["type"] == method, "what was passed is as it was"
 
 
