@@ -97,7 +97,7 @@ def test_validation_reports_accuracy_and_length(inputs, resumed):
         assert any(f"countdown/{name}{N_VAL}" in column for column in columns), (name, list(columns))
 
 
-def test_the_checkpoint_is_exported_with_its_card(inputs, resumed, tmp_path):
+def test_the_checkpoint_is_exported(inputs, resumed, tmp_path):
     folder = tmp_path / "exported"
     command = ["bash", "scripts/export.sh", f"{inputs}/run", str(STEPS), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **AS_TYPED}, cwd=ROOT)
@@ -113,10 +113,6 @@ def test_the_checkpoint_is_exported_with_its_card(inputs, resumed, tmp_path):
     from vllm.config import ModelConfig
 
     assert ModelConfig(model=str(folder)).architectures == ["Qwen2ForCausalLM"]
-    card = (folder / "README.md").read_text()
-    accuracy = load_metrics(inputs / "run").loc[STEPS, f"val-core/countdown/acc/mean@{N_VAL}"]
-    for text in (f"# run, step {STEPS}", "adv_estimator=grpo", f"{accuracy:.3f}", "| verl | 0.9.1 |", "vllm"):
-        assert text in card, text
 
 
 @pytest.fixture(scope="module")
