@@ -92,13 +92,13 @@ agent=(
     bash recipe/common/run_math.sh task=search_task "${steps[@]}"
     actor_rollout_ref.rollout.tools.tool_instances.search.params.corpus="$DATA_DIR/corpus.jsonl"
 )
-# What vLLM's two model runners do in different code, tried together: temperature, seeds, LoRA, scores of answers. vLLM
-# 0.24 takes V1 for Qwen2, the base model, and V2 for Qwen3.
-features=(sampler=tempered +actor_rollout_ref.rollout.custom.request_seeds=true credit=igpo update=tree)
+# What vLLM's two model runners do in different code, tried together: seeds, LoRA, scores of answers. vLLM 0.24 takes V1
+# for Qwen2, the base model, and with HAPO's temperature, and V2 for Qwen3.
+features=(+actor_rollout_ref.rollout.custom.request_seeds=true credit=igpo update=tree)
 v1=(env MODEL_PATH="$base") v2=(env MODEL_PATH="$folder/inputs/qwen3")
 part arpo 480 "${agent[@]}"
 part aepo 480 env METHOD=aepo "${agent[@]}"
-part runner_v1 480 "${v1[@]}" LORA_RANK=8 "${agent[@]}" "${features[@]}"
+part runner_v1 480 "${v1[@]}" LORA_RANK=8 "${agent[@]}" sampler=tempered "${features[@]}"
 part runner_v2 480 "${v2[@]}" LORA_RANK=8 "${agent[@]}" "${features[@]}"
 if [ $# -gt 0 ]; then # shards and Ulysses; then shards and the prefix tree
     two=(N_GPUS_PER_NODE=2 TENSOR_PARALLEL=2 CUDA_VISIBLE_DEVICES="${gpus:-0,1}")
