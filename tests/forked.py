@@ -119,10 +119,15 @@ def as_in_a_run(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def torchrun(n_ranks: int, script: str, *arguments: str) -> subprocess.CompletedProcess:
-    """The script on so many ranks, each a fork."""
-    command = ["python", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}", script]
+    """The script, a file of the tests, on so many ranks, each a fork.
+
+    It runs as a module: from its path alone it would find upstream's package `tests`.
+    """
+    module = ".".join(Path(script).relative_to(ROOT).with_suffix("").parts)
+    launcher = ["python", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}"]
     env = as_in_a_run({**os.environ, "OMP_NUM_THREADS": "1"})
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=800, env=env)
+    command = [*launcher, "--module", module, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, env=env)
 
 
 def results_of_ranks(ranks: int, script: str, folder: Path) -> list:
