@@ -29,7 +29,7 @@ HAPO = {"temperature_tau": 0.05, "median": -0.1, "std": 3.0, "scale_pos": 1.0, "
 class Sizes:
     """Shapes of the inputs; the defaults are those of training Qwen2.5-7B."""
 
-    tokens: int = 16_384  # whose logits' entropy is computed
+    tokens: int = 16_384  # number of tokens; the entropy of their logits is computed
     vocabulary: int = 152_064
     chunk: int = 2_048  # tokens that are computed at once where the computation is split
     decoded_rows: tuple[int, ...] = (64, 256, 1024)  # numbers of sequences that decode a token at the same time

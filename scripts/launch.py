@@ -48,8 +48,8 @@ ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHARED_MEMORY = Path("/dev/shm")
 # Beginnings of names in it: weights on their way to vLLM (a whole bucket), and multiprocessing's semaphores and memory.
 SHARED_NAMES = ("verl_weights_", "sem.mp-", "psm_")
-# Inodes of the host's own namespaces. With the first, but not the second, as with `docker run --ipc=host`, processes
-# that cannot be seen here may use /dev/shm.
+# Inodes of the host's own namespaces. With the first, but not the second, as with `docker run --ipc=host`, other
+# containers' processes may use /dev/shm.
 HOST_IPC, HOST_PID = 0xEFFFFFFF, 0xEFFFFFFC
 
 
@@ -218,7 +218,7 @@ def next_start(run_dir: Path) -> str:
     complete = [int(marker.parent.name.rpartition("_")[2]) for marker in run_dir.glob("global_step_*/COMPLETE")]
     if complete:
         return f"The same command resumes after step {max(complete)}, of which it has the last complete checkpoint."
-    if (run_dir / "latest_checkpointed_iteration.txt").exists():  # of supervised training, without markers
+    if (run_dir / "latest_checkpointed_iteration.txt").exists():  # supervised training writes no markers
         return "The same command resumes from the last checkpoint."
     return "The same command begins anew: there is no complete checkpoint yet."
 

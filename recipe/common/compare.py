@@ -43,7 +43,7 @@ Curves = Mapping[str, Mapping[int, pd.DataFrame]]  # method -> seed -> curve
 
 
 class Key(NamedTuple):
-    """What identifies a run."""
+    """The columns that identify a run."""
 
     stage: str
     method: str

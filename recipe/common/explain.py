@@ -54,7 +54,7 @@ from verl.workers.rollout.trajectory_tree import SEGMENT_IDS, TREE, TrajectoryTr
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 
 ROOT = Path(__file__).parents[2]
-# what the toy writes: letters, the end of a step, and, with tools, calls; each is one token
+# The toy writes letters, the end of a step and, with tools, calls. Each is one token.
 LETTERS, END_OF_STEP, CALL = "abcdefgh", "\n\n", "<search>a b</search>"
 WORDS = (CALL, "<result>", "</result>", END_OF_STEP)
 PROMPT = "which letters?"
@@ -83,10 +83,10 @@ class Batch:
     """The rows of the prompts' trees, B; T is the longest response.
 
     Attributes:
-        rows: as the rollout sends them to the trainer.
+        rows: the rollout's rows, as the trainer gets them.
         index: (B,) each row's prompt.
         mask: (B, T) 1 for the model's tokens.
-        fields: what the tree says of each token, by the field's name; each (B, T).
+        fields: the tree's values for each token, by the field's name; each (B, T).
         rewards: (B, T) the reward at a row's last token.
         old, entropy: (B, T) log-probability of each token under the policy that wrote it, and entropy in nats.
     """

@@ -137,7 +137,7 @@ def serve(listener: socket.socket, owner: int, modules: Sequence[str]) -> dict |
     gc.disable()  # imports make a million objects that stay, so garbage collections would free nothing
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, the server included
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it ends with its owner, which nohup may have told to go on
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server ends with its owner, which nohup may keep alive
     modules = list(modules)
     waiting = selectors.DefaultSelector()
     waiting.register(listener, selectors.EVENT_READ)

@@ -76,7 +76,7 @@ def token_responder(
         sampling: temperature, top_p, top_k, stop (without an environment) and max_tokens, the limit of a response
             including the environment's answers.
         context: largest number of tokens that a turn reads and writes together; None: the server limits them.
-        rule: what a turn reads of earlier ones; None for everything.
+        rule: names the part of earlier turns that a turn reads; None for all.
     """
     options = {name: sampling[name] for name in ("temperature", "top_p", "top_k")}
 

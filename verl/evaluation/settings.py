@@ -31,12 +31,12 @@ def chat_template_kwargs(config: DictConfig, checkpoint: Checkpoint | None) -> d
 
 
 class EnvironmentChoice(NamedTuple):
-    """What answers the model."""
+    """The environment that answers the model."""
 
     name: str  # `tools` (calls in tags, or no tools), `chat` or `gym`
     multi_turn: MultiTurnConfig  # for `chat`
     keys: GymKeys | None = None  # keys under `environment`, for `gym`
-    contexts: ContextKeys = ContextKeys()  # what a turn reads of earlier ones
+    contexts: ContextKeys = ContextKeys()  # parts of earlier turns that a turn reads
 
     @property
     def about(self) -> str:

@@ -45,7 +45,7 @@ class Compares(Enum):
     """The things that an advantage estimator compares a trajectory with."""
 
     GROUP = "group"  # its prompt's other trajectories: equal outcomes, or a lone trajectory, give advantage 0
-    # as GROUP, but a later step, such as whitening over the batch, may give equal outcomes an advantage
+    # the same, but a later step, such as whitening over the batch, may give equal outcomes an advantage
     GROUP_THEN_MORE = "group then more"
     NODES = "nodes"  # nodes of the prompt's tree; the estimator itself gives 0 where there is nothing to compare
 
@@ -91,8 +91,8 @@ class Tree(Part):
     # number of trajectories that a policy with these keys grows, if `rollout.n` is not free; as a formula for messages
     trajectories: Callable[[Any], int] | None = None
     formula: str = ""
-    # in a diagnosis: the key that is set to the largest value with which at most `n` trajectories are grown, and values
-    # of other keys that differ
+    # In a diagnosis, this key gets the largest value with which at most `n` trajectories are grown, and `diagnosis` has
+    # the values by which other keys differ.
     scaled_by: str = ""
     diagnosis: Mapping[str, Any] = field(default_factory=dict)
     variant: Mapping[str, Any] = field(default_factory=dict)  # values by which it differs from the tree that it extends

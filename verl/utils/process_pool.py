@@ -42,7 +42,7 @@ class _Process:
 
 
 class ProcessPool:
-    """At most four processes of a script, each started when it is first needed; any thread may ask.
+    """A pool of at most four processes of a script, each started when it is first needed; any thread may ask.
 
     Args:
         name: name of the pool for errors.

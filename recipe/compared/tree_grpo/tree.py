@@ -28,7 +28,7 @@ class TreeGRPOKeys:
         M: trajectories that start from the prompt.
         N: ends of steps that are drawn in each tree and round; the same one may be drawn again.
         L: rounds.
-        step_delimiter: without tools, the text that ends a step.
+        step_delimiter: the text that ends a step, if there are no tools.
     """
 
     M: int = Field(default=4, ge=1)

@@ -22,7 +22,7 @@ from recipe.common.problem_files import require
 from recipe.tasks.code.sandbox import Limits, Sandbox, run, sandbox_of
 from verl.utils.reward_score.ground_truth import as_list, json_object
 
-MAX_TEST_CHARS = 1 << 19  # of input and output; tests with more are left out, as a program has at most 1 MiB
+MAX_TEST_CHARS = 1 << 19  # limit for input and output; longer tests are left out, because a program has at most 1 MiB
 _FENCE = re.compile(r"```(?:python|py)\d?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 _WHOLE = re.compile(r"[-+]?\d+")
 INSTRUCTION = "Write the whole solution in one ```python block."

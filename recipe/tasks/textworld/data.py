@@ -25,7 +25,7 @@ from recipe.common.tiny_model import TinyModelConfig
 INSTRUCTION = "Play this text game. Write one command a turn, such as: look, go east, open box, take key from box."
 # split -> config field, in the order of writing: train.parquet is last, so if it exists, all files exist
 SIZES = {"test": "test_size", "sft": "demo_size", "train": "train_size"}
-MAX_COMMANDS = 8  # of a demonstration
+MAX_COMMANDS = 8  # largest number of commands in a demonstration
 ATTEMPTS = 10  # seeds that are tried for a game
 THEMES = ("basic", "house")
 _WORDS = "objective|is to|close|open|examine|inventory|look|insert|into|unlock|lock|with|take|from|drop|put|on|eat|go"

@@ -41,7 +41,7 @@ class SampledGroup:
     prompt_ids: Sequence[int]
     trajectories: Sequence[Trajectory]
     generated: int  # number of tokens that the engine generated, including those that are in no response
-    metrics: Mapping[str, float] = field(default_factory=dict)  # of the tree, as a training run logs them
+    metrics: Mapping[str, float] = field(default_factory=dict)  # the tree's metrics, as a training run logs them
     max_tokens: float = math.inf  # largest number of tokens of a response
 
 

@@ -21,7 +21,7 @@ class Scored(NamedTuple):
     """The score of a response."""
 
     score: float | None  # in [0, 1]; None if the judge's reply cannot be read
-    answer: str  # what the response votes for; empty for no vote
+    answer: str  # the response's vote; empty for no vote
     more: dict = {}  # other numbers (`f1`), and the `reply` of a judge
 
 

@@ -140,13 +140,13 @@ def check_registered(config: DictConfig) -> None:
     from verl.utils.import_utils import import_external_libs
     from verl.workers.rollout.replica import get_rollout_replica_class
 
-    import_external_libs(config.actor_rollout_ref.model.get("external_lib"))  # which may register losses
+    import_external_libs(config.actor_rollout_ref.model.get("external_lib"))  # they may register losses
     names = {
         "algorithm.adv_estimator": get_adv_estimator_fn,
         f"{ACTOR}.policy_loss.loss_mode": get_policy_loss_fn,
         "reward.reward_manager.name": lambda name: resolve_reward_manager_cls(config),
     }
-    if config.actor_rollout_ref.rollout.name != "vllm":  # whose import needs vLLM on this machine
+    if config.actor_rollout_ref.rollout.name != "vllm":  # vLLM's own import needs vLLM on this machine
         names[f"{ROLLOUT}.name"] = get_rollout_replica_class
     for key, find in names.items():
         try:

@@ -123,7 +123,7 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
 
     tree: str | None = None  # a registered tree; None: see `parts_of`, else upstream's own rollout
     environment: str | None = None  # one of ENVIRONMENTS; None: see `parts_of`
-    tools: ToolsConfig = field(default_factory=ToolsConfig)  # of the environments `tools` and `chat`
+    tools: ToolsConfig = field(default_factory=ToolsConfig)  # for the environments `tools` and `chat`
     # Text that closes a thought and opens an answer, before a reference answer is scored. None: ` The answer is `, or
     # with tools `</think><answer>\\boxed{`.
     answer_closing: str | None = None

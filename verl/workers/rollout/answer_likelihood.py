@@ -61,7 +61,7 @@ def closing_text(config) -> str:
 class AnswerLikelihood:
     """The likelihood of a prompt's reference answer after any tokens, which are scored once."""
 
-    score: ScoreTokens  # of the engine that samples the responses, so that the same weights score
+    score: ScoreTokens  # scores by the engine that samples the responses, and so by the same weights
     tokenizer: Any
     closing: str  # closes the thought and opens the answer
     answers: Sequence[str]  # at least one; the most likely one counts

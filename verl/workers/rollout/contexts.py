@@ -32,7 +32,7 @@ class Context(NamedTuple):
     """A context of a row."""
 
     start: int  # number of tokens of the row before the turn that reads the context
-    ids: Sequence[int] | np.ndarray | None  # what the model reads instead; None: from here on nothing is trained
+    ids: Sequence[int] | np.ndarray | None  # the context's tokens; None: from here on nothing is trained
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -49,7 +49,7 @@ class ContextKeys:
 
 
 class ContextRule:
-    """What a turn reads by `ContextKeys`."""
+    """The part of earlier turns that a turn reads by `ContextKeys`."""
 
     def __init__(self, keys: ContextKeys, tokenizer):
         self.keys, self.tokenizer = keys, tokenizer
@@ -91,7 +91,7 @@ class ContextRule:
         # the shortest beginning that holds all the turn's thinking, and blank lines after it
         end = bisect_left(range(len(turn) + 1), n_ends, key=lambda n: decode(list(turn[:n])).count(END_OF_THINKING))
         thinking, _, rest = decode(list(turn[:end])).rpartition(END_OF_THINKING)
-        rest = rest.lstrip()  # of a token that holds more than the tag
+        rest = rest.lstrip()  # a token may hold more than the tag
         while end < len(turn) and not rest and not decode([turn[end]]).strip():
             end += 1
         first = self.tokenizer.encode(rest, add_special_tokens=False) if rest else []
@@ -116,10 +116,10 @@ def contexts_of_cell(cell: np.ndarray) -> list[Context]:
 
 
 class Sequences(NamedTuple):
-    """What the model reads for a row."""
+    """The sequences that the model reads for a row."""
 
     tokens: list[np.ndarray]  # token ids of each sequence
-    begins: list[int]  # of each, the number of its first tokens that are a context, and not the row's
+    begins: list[int]  # number of each sequence's first tokens that are a context, and not the row's
     n_untrained: int = 0  # number of the row's last tokens that no sequence holds
 
     @property

@@ -60,7 +60,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         seeds = OmegaConf.select(self.config, SEEDS, default=True)
         self.engine = LLMClientEngine(self.llm_client, self.tokenizer.decode, seeds)
         self.stopping = False
-        # by partition, `train` or `val`
+        # the counts by partition, `train` or `val`
         self.counts: defaultdict[str, GroupCounts] = defaultdict(GroupCounts)
         self.queue = {partition: QueueWriter(partition) for partition in ("train", "val")}
         self.session_errors: dict[str, Exception] = {}  # uid of a prompt -> first error

@@ -58,7 +58,7 @@ def reward_batch(outputs: Sequence[AgentLoopOutput], prompt: dict[str, Any], fir
 
 
 class Entries(NamedTuple):
-    """What is put into TransferQueue: one key and one tag each, and rows unless only tags change."""
+    """One write into TransferQueue: a key and a tag for each row, and the rows unless only tags change."""
 
     keys: list[str]
     tags: list[dict[str, Any]]

@@ -55,7 +55,7 @@ def changes_contexts(config) -> bool:
 def context_rule_of(config, tokenizer) -> ContextRule | None:
     """Return what turns read by a run's config; None if that is everything before them."""
     keys = environment_keys(config)
-    is_agent = isinstance(keys, AgentKeys)  # which says itself what a turn reads
+    is_agent = isinstance(keys, AgentKeys)  # an agent chooses what its turns read
     return ContextRule(keys, tokenizer) if keys.change_contexts and not is_agent else None
 
 
@@ -125,7 +125,7 @@ def try_agent(keys: AgentKeys, row: Mapping[str, Any], replies: Sequence[Reply] 
 class _Trial:
     """Actions in two instances, of which the second must return the same."""
 
-    source: Hosts | OpenEnvServer | Agents  # what the instances share
+    source: Hosts | OpenEnvServer | Agents  # the source that the instances share
     new_instance: Callable[[], Instance]
     key: str  # config key and value, for messages
     reset: str  # description of the reset, for messages

@@ -145,7 +145,7 @@ class InstancePool:
         try:
             await place
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():  # it came in the same moment
+            if place.done() and not place.cancelled():  # the place came in the same moment
                 self.free_place()
             raise
 
@@ -354,7 +354,7 @@ class StatefulEnvironment(Environment):
 
         async def copy() -> Instance:
             made.append(await instance.copy())
-            if given_up:  # it has ignored its cancellation
+            if given_up:  # the copy has ignored its cancellation
                 await made[0].close()
             return made[0]
 

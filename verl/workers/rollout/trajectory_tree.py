@@ -40,7 +40,7 @@ class SegmentInfo:
     calls: tuple[dict[str, Any], ...] = ()
     state: Any = None
     fields: dict[str, float] = field(default_factory=dict)  # name of a `TokenField` -> number for all its tokens
-    entropies: list[float] | None = None  # of each token, in nats, for policies that read them while the tree grows
+    entropies: list[float] | None = None  # each token's entropy in nats, for policies that read it while the tree grows
     record: Any = None  # the policy's own frozen record, hidden from the viewer
     notes: dict[str, Any] = field(default_factory=dict)  # data in JSON's types for the viewer only
     ends_step: bool = False  # whether a step of the policy ends with the segment
@@ -59,7 +59,7 @@ class Segment:
 
     parent: int | None  # index of the segment before it; None if it follows the prompt
     token_ids: list[int]
-    log_probs: list[float] | None = None  # of each token when it was chosen; None for a tool's tokens
+    log_probs: list[float] | None = None  # each token's when it was chosen; None for a tool's tokens
     author: str = MODEL  # or TOOL, whose tokens are not trained on (mask 0)
     info: SegmentInfo = field(default_factory=SegmentInfo)
 
@@ -79,10 +79,10 @@ class Segment:
 class Path:
     """A trajectory from its prompt up to some token."""
 
-    tokens: tuple[int, ...] = ()  # of the response so far, including the environment's results
+    tokens: tuple[int, ...] = ()  # the response so far, including the environment's results
     answers: tuple[tuple[int, int], ...] = ()  # beginning and end of each of the environment's results in `tokens`
     state: Any = field(default=None, compare=False)  # the environment's, after its last answer
-    context: Context | None = field(default=None, compare=False)  # of the present turn (contexts.py)
+    context: Context | None = field(default=None, compare=False)  # the present turn's (contexts.py)
 
     @property
     def turn(self) -> int:

@@ -54,7 +54,7 @@ class Ended(str, Enum):
 class Continuation:
     """The continuation of a path."""
 
-    segments: list[Segment]  # of the model and of the environment, in order; their parents are not set
+    segments: list[Segment]  # the model's and the environment's, in order; their parents are not set
     path: Path  # after these segments
     ended: Ended | None = None  # why the trajectory has ended; None if the model may go on
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.workers.config.prefix_tree import check_model_config, check_section
 
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-# of vLLM 0.24 and 0.30
+# the head sizes that attention on CPU has in vLLM 0.24 and 0.30
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 POSITIONS = "max_position_embeddings"
 HF_OVERRIDES = "engine_kwargs.vllm.hf_overrides"

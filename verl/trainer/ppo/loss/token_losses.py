@@ -1,4 +1,4 @@
-"""What policy losses share: the dual clip, means of token metrics, and clip ranges by a token's entropy.
+"""The parts that policy losses share: the dual clip, means of token metrics, and clip ranges by a token's entropy.
 
 A token has high entropy if its entropy is above a quantile (linear) of its response's entropies.
 """

@@ -70,7 +70,7 @@ class WatchedRun:
         config.trainer.v1.trainer_mode = self.upstream_mode
         self.updates = self.skipped_updates = self.idle_updates = self.equal_batches = 0
         self.rewards_varied, self.equal_rewards = False, ""
-        self.rows: BatchRows | None = None  # of the batch whose advantages are computed next
+        self.rows: BatchRows | None = None  # the rows whose advantages are computed next
         self.skipped_in_a_row: dict[str, int] = {}  # number of updates by role
         dtype = config.actor_rollout_ref.actor.fsdp_config.get("dtype")
         self.most_skipped = SKIPPED_IN_A_ROW_FLOAT16 if dtype in ("float16", "fp16") else SKIPPED_IN_A_ROW
@@ -115,7 +115,7 @@ class WatchedRun:
             if isinstance(error, RolloutsFailed) or NO_ROWS in str(error):
                 self._raise_with_failures(f"step {self.global_steps}", "train", error)
             raise
-        if faults := reported_faults():  # of another process, which the driver may not have read yet
+        if faults := reported_faults():  # another process's, which the driver may not have read yet
             raise RunError(faults[0])
         if failed := self._counts("train", take=True).failed:
             metrics["training/failed_prompts"] = failed

@@ -30,7 +30,7 @@ class AgentRequest:
     tools: tuple[dict[str, Any], ...] = ()
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
-    # what is compared, without what is ignored: a text for each message, and one for the other fields
+    # the parts that are compared: a text for each message, and one for the other fields
     texts: tuple[str, ...] = field(default=(), compare=False)
 
     def __eq__(self, other: Any) -> bool:

@@ -143,7 +143,7 @@ class AgentInstance(Instance):
 
 
 class Agents:
-    """What all prompts of a worker share: the gateway, and the server of the programs."""
+    """The gateway and the server of the programs, which all prompts of a worker share."""
 
     can_copy = False
 
@@ -213,7 +213,7 @@ class Agent(StatefulEnvironment):
         self.row: dict[str, Any] = {}
         self.numbers = count(1)
         self.first: Conversation | None = None
-        self.present: AgentRequest | None = None  # what the present turn answers
+        self.present: AgentRequest | None = None  # the request that the present turn answers
 
     def open(self, row: Mapping[str, Any], seed: int) -> "Agent":
         opened = copy.copy(self)

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT = "actor_rollout_ref.rollout.multi_turn.format"
 PYTHON_TAG = "<|python_tag|>"
-MARKS = {"gpt-oss": [" to=functions."], "llama3_json": [PYTHON_TAG]}  # of calls, where a parser tells none
+MARKS = {"gpt-oss": [" to=functions."], "llama3_json": [PYTHON_TAG]}  # marks of a call, for parsers that name none
 UNREADABLE = "the call cannot be read"
 MAX_SHOWN_CHARS = 200  # largest number of characters of a fault that the model reads
 TYPES: dict[str, Any] = dict(string=str, integer=int, number=(int, float), boolean=bool, array=list, object=dict)
@@ -58,7 +58,7 @@ class Llama3JsonParser(ToolParser):
             call, _ = json.JSONDecoder().raw_decode(text.rpartition(PYTHON_TAG)[2].strip())
             key = "parameters" if "parameters" in call else "arguments"
             return "", [FunctionCall(name=call["name"], arguments=json.dumps(call[key], ensure_ascii=False))]
-        except (ValueError, RecursionError, KeyError, TypeError):  # of a turn that is no such call
+        except (ValueError, RecursionError, KeyError, TypeError):  # the turn is no such call
             return text, []
 
 

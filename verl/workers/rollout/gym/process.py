@@ -86,7 +86,7 @@ class Hosts:
             self._control.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), END_SECONDS)
-        if self._process.returncode is None:  # it is still inside the import
+        if self._process.returncode is None:  # the process is still inside the import
             self._process.kill()
             await self._process.wait()
         self._control.close()
@@ -119,7 +119,7 @@ class Host:
         if self.is_lost:
             raise InstanceLost("its process has ended")
         try:
-            with contextlib.suppress(OSError):  # it is found out by the answer
+            with contextlib.suppress(OSError):  # the missing answer will say so
                 self.pipe.send((method, number, arguments))
             result, error = await self.receive()
         except asyncio.CancelledError:

@@ -116,7 +116,7 @@ class ToolCall:
     tool: str
     text: str  # for the model, also after a failure
     ok: bool
-    seconds: float  # of all attempts, without the waits for a free place and between attempts
+    seconds: float  # duration of all attempts, without the waits for a free place and between attempts
     error: str | None = None  # a failure's `kind`
     own_fault: bool = False  # whether the tool is at fault
     ended_session: bool = False

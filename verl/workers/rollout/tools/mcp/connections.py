@@ -36,9 +36,9 @@ from verl.workers.rollout.tools.plain_text import one_line
 
 END_SECONDS = 10.0  # time for a connection to end; `stdio_client` takes up to 6.5 s to end its process
 CONNECT_SECONDS = 30.0
-MAX_REASON_CHARS = 1000  # of a process's last words
+MAX_REASON_CHARS = 1000  # length of a process's last words
 MARK = "VERL_MCP_CONNECTION"  # environment variable, different for each connection
-MAX_TOOL_PAGES = 100  # of a server's list of tools
+MAX_TOOL_PAGES = 100  # length of a server's list of tools
 
 T = TypeVar("T")
 Transport = AbstractAsyncContextManager[Any]
@@ -143,7 +143,7 @@ class _OpenConnection:
         self.client: Client | None = None
         self.ended = False  # whether it takes no more calls; its task may still be ending the server
         self._leave = asyncio.Event()
-        self.task = asyncio.create_task(self._run(Client(transport, mode=mode, cache=None)))  # it never fails
+        self.task = asyncio.create_task(self._run(Client(transport, mode=mode, cache=None)))  # the task never fails
         self._limit = self._loop.call_later(seconds, self._give_up, f"no answer in {seconds:g} seconds")
 
     def end(self) -> None:

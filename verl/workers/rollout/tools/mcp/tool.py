@@ -51,7 +51,7 @@ from verl.workers.rollout.tools.plain_text import one_line
 
 Texts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 CALLS_AT_ONCE = {"stdio": 1, "http": 16}  # largest number of calls in flight on a connection
-MAX_DESCRIPTION_CHARS = 1000  # of a tool
+MAX_DESCRIPTION_CHARS = 1000  # length of a tool's description
 MAX_MESSAGE_CHARS = 2000  # largest number of characters of an error that the model reads
 
 

@@ -33,7 +33,7 @@ import sys
 import time
 import types
 
-# what runs between cells must not change with the module os
+# The code that runs between cells must not change when a cell changes the module os.
 from os import chdir, dup2, getcwd, getpid, kill, set_blocking, umask
 from os import read as read_descriptor
 

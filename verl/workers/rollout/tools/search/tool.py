@@ -176,7 +176,7 @@ class LocalSearchTool(SearchTool):
         super().__post_init__()
         self._settings, self._index = f"bm25 {self.corpus or self.url}", None
         if self.corpus is not None:
-            from verl.workers.rollout.tools.search import bm25_index  # it imports numba, which takes seconds
+            from verl.workers.rollout.tools.search import bm25_index  # the import of numba takes seconds
 
             self._index = bm25_index.open_index(self.corpus, self.index)
         else:
