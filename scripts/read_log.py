@@ -42,9 +42,9 @@ def _section(dataset: str, metrics: pd.DataFrame) -> Iterator[str]:
     yield from (f"## {dataset}", "", "| experiment | step | Pass@1 (95 % interval) | questions | cut responses |")
     yield "|---|---|---|---|---|"
     for (experiment, step), row in metrics.dropna(how="all").iterrows():
-        known = row.dropna().to_dict()
-        cut = f"{known['Cut-Share']:.1%}" if "Cut-Share" in known else ""
-        cells = [experiment, "" if step < 0 else str(step), pass_at_1(known), f"{known['Questions']:.0f}", cut]
+        values = row.dropna().to_dict()
+        cut = f"{values['Cut-Share']:.1%}" if "Cut-Share" in values else ""
+        cells = [experiment, "" if step < 0 else str(step), pass_at_1(values), f"{values['Questions']:.0f}", cut]
         yield f"| {' | '.join(cells)} |"
     yield ""
 

@@ -30,7 +30,7 @@ class AEPOKeys:
     entropy_advantage_coef: float = Field(default=0.2, ge=0, le=1)
 
 
-def standardise_entropy(entropy: torch.Tensor, response_mask: torch.Tensor) -> tuple[torch.Tensor, float, float]:
+def standardize_entropy(entropy: torch.Tensor, response_mask: torch.Tensor) -> tuple[torch.Tensor, float, float]:
     """Return z = (H - mean) / std over the batch's valid tokens, mean and std (of the population; in nats).
 
     `entropy` (B, T) is the old policy's over the full vocabulary, in nats. z (B, T) is float32 without gradient, 0
@@ -51,13 +51,13 @@ def standardise_entropy(entropy: torch.Tensor, response_mask: torch.Tensor) -> t
 
 def standardized_entropy_field(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
     """Return z (B, T), and as metrics its mean, its standard deviation and the share of tokens with z > 0."""
-    standardized, mean, std = standardise_entropy(entropy, mask)
+    standardized, mean, std = standardize_entropy(entropy, mask)
     grew = masked_mean((standardized > 0).float(), mask).item()
     return standardized, {"aepo/entropy_mean": mean, "aepo/entropy_std": std, "aepo/advantage_grew": grew}
 
 
-STANDARDISED_ENTROPY = TokenField(
-    "standardised_entropy", "actor.enable_entropy_balanced_advantage=true", compute=standardized_entropy_field
+STANDARDIZED_ENTROPY = TokenField(
+    "standardized_entropy", "actor.enable_entropy_balanced_advantage=true", compute=standardized_entropy_field
 )
 
 
@@ -89,7 +89,7 @@ def revived_losses(
     "entropy",
     requires="no algorithm.rollout_correction.bypass_mode: the old policy's entropies",
     keys=AEPOKeys,
-    switches={"enable_entropy_balanced_clipping": None, "enable_entropy_balanced_advantage": STANDARDISED_ENTROPY},
+    switches={"enable_entropy_balanced_clipping": None, "enable_entropy_balanced_advantage": STANDARDIZED_ENTROPY},
     values={"enable_entropy_balanced_clipping": True, "enable_entropy_balanced_advantage": True},
     proportional=True,
 )
@@ -105,11 +105,11 @@ def compute_policy_loss_aepo(
     """Return the loss of upstream's dual-clip PPO (`vanilla`) with AEPO's two mechanisms; all tensors (B, T).
 
     Balanced clipping leaves the loss's value and changes its gradient; the balanced advantage changes both. With both
-    switches off it is `vanilla`. z comes from `STANDARDISED_ENTROPY`, which the trainer binds
+    switches off it is `vanilla`. z comes from `STANDARDIZED_ENTROPY`, which the trainer binds
     (verl/utils/token_fields.py).
     """
     if config.enable_entropy_balanced_advantage:
-        advantages = entropy_balanced_advantage(advantages, STANDARDISED_ENTROPY.get(), config.entropy_advantage_coef)
+        advantages = entropy_balanced_advantage(advantages, STANDARDIZED_ENTROPY.get(), config.entropy_advantage_coef)
     loss, metrics = compute_policy_loss_vanilla(
         old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights
     )

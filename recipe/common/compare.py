@@ -105,9 +105,9 @@ def differences(rows: pd.DataFrame, names: Sequence[str], looks: int) -> dict[st
     return {name: mean_and_half((table[name] - table[names[0]]).dropna().tolist(), looks) for name in compared}
 
 
-def still_in(found: Mapping[str, tuple[float, float]], half_width: float) -> list[str]:
+def still_in(intervals: Mapping[str, tuple[float, float]], half_width: float) -> list[str]:
     """Return the methods whose interval includes 0 and is not narrower than ± half_width."""
-    return [name for name, (mean, half) in found.items() if half >= half_width and abs(mean) <= half]
+    return [name for name, (mean, half) in intervals.items() if half >= half_width and abs(mean) <= half]
 
 
 def keep_design(path: Path, design: Mapping) -> None:
@@ -194,8 +194,8 @@ class Comparison:
             self.complete([Key("seeds", name, rates.get(name, ""), seed) for name in (self.names[0], *left)])
             self.curves()  # checks that they can be paired
             if args.tokens:
-                found = differences(self.rows, self.names, len(args.seeds))
-                left = [name for name in still_in(found, args.half_width) if name in left]
+                intervals = differences(self.rows, self.names, len(args.seeds))
+                left = [name for name in still_in(intervals, args.half_width) if name in left]
             if not left:
                 break
 
@@ -255,14 +255,14 @@ def row_of(name: str, curves: Curves, baseline: str) -> list[str]:
     return row
 
 
-def draw(curves: Curves, found: Mapping[str, tuple[float, float]], baseline: str, output: Path) -> None:
+def draw(curves: Curves, intervals: Mapping[str, tuple[float, float]], baseline: str, output: Path) -> None:
     """Draw mean accuracy along each axis of `axes_of`, every seed as a thin line; then the differences in area of
-    `found`, means and half intervals."""
+    `intervals`, means and half intervals."""
     axes = axes_of(curves)
     colors = {name: f"C{place}" for place, name in enumerate(curves)}
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5 * (len(axes) + bool(found)), 4.6), layout="constrained")
-        panels = figure.subplots(1, len(axes) + bool(found), squeeze=False)[0]
+        figure = Figure(figsize=(5 * (len(axes) + bool(intervals)), 4.6), layout="constrained")
+        panels = figure.subplots(1, len(axes) + bool(intervals), squeeze=False)[0]
         for ax, axis in zip(panels, axes, strict=False):
             for name, by_seed in curves.items():
                 grid = np.linspace(0, min(curve[axis].iloc[-1] for curve in by_seed.values()), 101)
@@ -270,10 +270,10 @@ def draw(curves: Curves, found: Mapping[str, tuple[float, float]], baseline: str
                 ax.plot(grid, lines.mean(0), color=colors[name], linewidth=2, label=name)
                 ax.plot(grid, lines.T, color=colors[name], linewidth=0.7, alpha=0.4)
             ax.set(xlabel=AXES[axis], ylabel="accuracy (thin: one seed)")
-        for place, (name, (mean, half)) in enumerate(found.items()):
+        for place, (name, (mean, half)) in enumerate(intervals.items()):
             panels[-1].errorbar(100 * mean, -place, xerr=100 * half, fmt="o", color=colors[name], capsize=4)
-        if found:
-            panels[-1].set_yticks([-place for place in range(len(found))], list(found))
+        if intervals:
+            panels[-1].set_yticks([-place for place in range(len(intervals))], list(intervals))
             panels[-1].axvline(0, color="#444444", linewidth=1)
             panels[-1].set(xlabel=f"area minus {baseline}'s, points (95 % for all looks together)")
         named = [line for line in panels[0].get_lines() if line.get_label() in curves]
@@ -286,8 +286,8 @@ def write_page(comparison: Comparison) -> Path:
     """Write the table and the picture of the stage "seeds"."""
     args, baseline, curves = comparison.args, comparison.names[0], comparison.curves()
     rates = best_rates(comparison.rows)
-    found = differences(comparison.rows, comparison.names, len(args.seeds)) if args.tokens else {}
-    draw(curves, found, baseline, comparison.csv.with_suffix(".png"))
+    intervals = differences(comparison.rows, comparison.names, len(args.seeds)) if args.tokens else {}
+    draw(curves, intervals, baseline, comparison.csv.with_suffix(".png"))
     axes = axes_of(curves)
     header = ["method", "seeds", "accuracy at the end", *map(AXES.get, axes)]
     header += [f"{what} at equal {AXES[axis]}" for axis in axes for what in ("final", "mean")]
@@ -295,9 +295,9 @@ def write_page(comparison: Comparison) -> Path:
     if args.tokens:
         header[1:1] = ["rate", "area: difference, points", ""]
         for row in rows:
-            mean, half = found.get(row[0], (0, 0))
+            mean, half = intervals.get(row[0], (0, 0))
             words = "not shown" if abs(mean) <= half else "better" if mean > 0 else "worse"
-            row[1:1] = [rates[row[0]], f"{100 * mean:+.1f} ± {100 * half:.1f}", words if row[0] in found else ""]
+            row[1:1] = [rates[row[0]], f"{100 * mean:+.1f} ± {100 * half:.1f}", words if row[0] in intervals else ""]
     commands = " ".join(f"{name}: `{' '.join(comparison.commands[name])}`." for name in comparison.names)
     what = (
         f"{args.task}; accuracy of the trainer's validation, mean over its samples. At equal …: differences to "

@@ -64,7 +64,7 @@ class SolveRates(Component):
         self.dropped: dict[int, float] = {}  # rates of the groups that were dropped since the last update
 
     @classmethod
-    def wanted(cls, config: DictConfig) -> bool:
+    def is_needed(cls, config: DictConfig) -> bool:
         defaults = asdict(SamplerKeys())
         return defaults | dict(config.data.get("sampler") or {}) != defaults
 

@@ -57,7 +57,7 @@ class HATOCredit(Component):
         self.hato = hato_keys(config)
 
     @classmethod
-    def wanted(cls, config: DictConfig) -> bool:
+    def is_needed(cls, config: DictConfig) -> bool:
         return config.algorithm.adv_estimator == "hato" or tree_of(config) == "hato"
 
     def context_values(self) -> dict[ContextValue, Any]:
@@ -77,7 +77,7 @@ class HATOCredit(Component):
 
     def annotate(self, tree: TrajectoryTree, rows: BatchRows, group: Group) -> None:
         credit = hato_credit(rows, self.config)
-        nodes = credit.nodes.of_segments(group.uid, range(len(tree.segments)))
+        nodes = credit.nodes.segment_nodes(group.uid, range(len(tree.segments)))
         for segment, node in zip(tree.segments, nodes, strict=True):
             if node >= 0:
                 segment.info.notes |= {f"R_{name}": getattr(credit, name)[node].item() for name in PARTS}
@@ -116,7 +116,7 @@ def visits_of(rows: BatchRows, credit: StepCredit) -> list[Visit]:
     varying, visits = share_of_varying_groups(credit), []
     for group in rows.groups:
         steps, number = rows.tree_data(group, KeptSteps), int(np.searchsorted(credit.nodes.prompts, group.uid))
-        nodes = credit.nodes.of_segments(group.uid, steps.segments)
+        nodes = credit.nodes.segment_nodes(group.uid, steps.segments)
         # A step that no row passes through has no answer.
         answered = [i for i, node in enumerate(nodes) if node >= 0]
         visits.append(
@@ -155,7 +155,7 @@ class HATOSearch(Component):
         self.n_learnt = 0  # number of batches learnt from in this run: one per update; a step may have several
 
     @classmethod
-    def wanted(cls, config: DictConfig) -> bool:
+    def is_needed(cls, config: DictConfig) -> bool:
         return tree_of(config) == "hato"
 
     def step_settings(self, trainer) -> PromptSettings:
@@ -256,7 +256,7 @@ class SuccessfulPaths(Component):
         self.first_visits: list[tuple[tuple[int, int], str, list[torch.Tensor]]] = []  # since the last batch
 
     @classmethod
-    def wanted(cls, config: DictConfig) -> bool:
+    def is_needed(cls, config: DictConfig) -> bool:
         return bool(config.get("hato"))
 
     @classmethod

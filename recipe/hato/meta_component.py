@@ -88,7 +88,7 @@ class MetaLearning(Component):
         self.steps_done = 0
 
     @classmethod
-    def wanted(cls, config: DictConfig) -> bool:
+    def is_needed(cls, config: DictConfig) -> bool:
         return "meta_learning" in (config.get("hato") or {})
 
     @classmethod

@@ -24,7 +24,7 @@ class ThresholdScheduler(Component):
         self.tightened_steps = 0
 
     @classmethod
-    def wanted(cls, config: DictConfig) -> bool:
+    def is_needed(cls, config: DictConfig) -> bool:
         return tree_of(config) == "latr"
 
     def step_settings(self, trainer) -> PromptSettings:

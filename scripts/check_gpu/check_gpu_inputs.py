@@ -31,8 +31,8 @@ def make_inputs(folder: Path, model: Path, demonstrations: int) -> None:
     if folder in model.parents:
         write_tiny_model(model, config)
     qwen2 = AutoConfig.from_pretrained(write_tiny_model(folder / "qwen3", config)).to_dict()
-    of_qwen2 = ("model_type", "architectures", "layer_types")
-    qwen3 = Qwen3Config(**{key: value for key, value in qwen2.items() if key not in of_qwen2}, head_dim=64)
+    qwen2_only = ("model_type", "architectures", "layer_types")
+    qwen3 = Qwen3Config(**{key: value for key, value in qwen2.items() if key not in qwen2_only}, head_dim=64)
     Qwen3ForCausalLM(qwen3).save_pretrained(folder / "qwen3")
     arguments = ["--input", task / "demonstrations.jsonl", "--output", task / "sft", "--tokenizer", model]
     sft_data.main([str(argument) for argument in arguments])

@@ -90,17 +90,17 @@ def token_responder(
     async def respond_in(opened: Environment, question: Question, seed: int) -> Response:
         messages = await opened.first_messages(question.prompt)
         prompt_ids = prompt_ids_of(tokenizer, messages, template, opened.schemas)
-        max_tokens = room = sampling["max_tokens"]
+        max_tokens = limit = sampling["max_tokens"]
         if context is not None:
-            room = min(max_tokens, context - len(prompt_ids))
-        if room < 1:
+            limit = min(max_tokens, context - len(prompt_ids))
+        if limit < 1:
             raise DoesNotFit(f"question {question.id}: its {len(prompt_ids)} tokens leave no room in {context}")
-        limits: dict[str, Any] = {"max_tokens": room, "stop_token_ids": stop_token_ids, "seed": seed}
+        limits: dict[str, Any] = {"max_tokens": limit, "stop_token_ids": stop_token_ids, "seed": seed}
         if environment is NO_ENVIRONMENT:
             request = GenerationRequest(prompt_ids, **limits, **options, stop=sampling["stop"])
             generation = await engine.generate(request)
             token_ids, text = generation.token_ids, tokenizer.decode(generation.token_ids, skip_special_tokens=True)
-            cut = len(token_ids) >= room and not generation.stopped and not any(stop in text for stop in request.stop)
+            cut = len(token_ids) >= limit and not generation.stopped and not any(stop in text for stop in request.stop)
             return Response(text, len(token_ids), cut=cut)
         settings, policy = Sampling(**options), OneResponse()
         if rule is not None:

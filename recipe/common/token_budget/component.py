@@ -34,7 +34,7 @@ class TokenBudget(Component):
         self.spent = 0.0
 
     @classmethod
-    def wanted(cls, config: DictConfig) -> bool:
+    def is_needed(cls, config: DictConfig) -> bool:
         return OmegaConf.select(config, "trainer.token_budget.tokens") is not None
 
     @classmethod

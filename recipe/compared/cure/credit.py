@@ -29,7 +29,7 @@ def compute_cure_advantage(
     """Return GRPO's advantages (B, T), with 0 at a shared token in all rows but the one that the others continue."""
     nodes = batch_nodes(index, mask)
     # The batch's rows are not in the tree's order, but segments are numbered in it: a row's last one gives its place.
-    place = nodes.of_token.amax(dim=1).argsort(stable=True).argsort()
+    place = nodes.token_nodes.amax(dim=1).argsort(stable=True).argsort()
     first_place = torch.full_like(nodes.parent, len(place))
     first_place.scatter_reduce_(0, nodes.pass_node, place[nodes.pass_row], "amin")
     is_first = nodes.to_tokens(first_place) == place.unsqueeze(1)

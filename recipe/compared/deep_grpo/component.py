@@ -50,7 +50,7 @@ class PivotSuccess(Component):
         self.dropped: list[tuple] = []  # `_outcomes` of the groups dropped since the last batch
 
     @classmethod
-    def wanted(cls, config: DictConfig) -> bool:
+    def is_needed(cls, config: DictConfig) -> bool:
         return tree_of(config) == "deep_grpo"
 
     def step_settings(self, trainer) -> PromptSettings:

@@ -98,7 +98,7 @@ def compute_gigpo_advantage(
     before = np.where(is_first, 0, np.roll(ends, 1))
     returns = returns_of(rewards.double().numpy(), rows, np.where(is_first, 0, starts), keys.gamma)
     # Rows share a turn if its last token is the same token of the tree; a shared turn is one visit.
-    last_tokens = batch_nodes(index, mask).of_token.numpy()[rows, ends - 1] * (mask.shape[1] + 1) + ends
+    last_tokens = batch_nodes(index, mask).token_nodes.numpy()[rows, ends - 1] * (mask.shape[1] + 1) + ends
     _, turn_of_visit, visit_of_turn = np.unique(last_tokens, return_index=True, return_inverse=True)
     visit_returns = np.bincount(visit_of_turn, returns) / np.bincount(visit_of_turn)
     responses = RESPONSES.get().numpy()

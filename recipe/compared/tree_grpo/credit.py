@@ -22,6 +22,6 @@ def compute_tree_grpo_advantage(
 ) -> torch.Tensor:
     """Return the advantages (B, 1); the only trajectory of a tree, or of a prompt, has 0 for that part."""
     # a row's first token is in its tree's first node
-    trees = batch_nodes(index, mask).of_token[:, :1].flatten().numpy()
+    trees = batch_nodes(index, mask).token_nodes[:, :1].flatten().numpy()
     parts = [trajectory_advantages(rewards, of, epsilon, norm) for of in (trees, index)]
     return sum(parts).unsqueeze(-1)

@@ -46,32 +46,32 @@ def read_tests(truth: Mapping[str, Any]) -> list[Test]:
         raise ValueError(f"ground_truth: {len(inputs)} inputs and {len(outputs)} outputs: expected equal numbers")
     function, tests = truth.get("fn_name"), []
     require(function is None or str(function).isidentifier(), "ground_truth: fn_name", function, "a name")
-    for number, (given, expected) in enumerate(zip(inputs, outputs, strict=True)):
-        given, expected = (value.tolist() if hasattr(value, "tolist") else value for value in (given, expected))
+    for number, (case, expected) in enumerate(zip(inputs, outputs, strict=True)):
+        case, expected = (value.tolist() if hasattr(value, "tolist") else value for value in (case, expected))
         try:
-            test = _program_test(given, expected) if function is None else _function_test(function, given, expected)
+            test = _program_test(case, expected) if function is None else _function_test(function, case, expected)
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"ground_truth: inputs or outputs of test {number}: {error}") from error
-        if max(len(ascii(given)), len(ascii(expected))) <= MAX_TEST_CHARS:
+        if max(len(ascii(case)), len(ascii(expected))) <= MAX_TEST_CHARS:
             tests.append(test)
     require(bool(tests), "ground_truth: inputs", f"{len(inputs)} tests", f"one of at most {MAX_TEST_CHARS} characters")
     return tests
 
 
-def _program_test(given: Any, expected: Any) -> Test:
-    text, lines = ("\n".join(value) if isinstance(value, list) else value for value in (given, expected))
+def _program_test(case: Any, expected: Any) -> Test:
+    text, lines = ("\n".join(value) if isinstance(value, list) else value for value in (case, expected))
     if not isinstance(text, str) or not isinstance(lines, str):
         raise TypeError("expected texts, or a fn_name")
     return partial(_passes, "run_program", ascii(text), partial(same_lines, lines))
 
 
-def _function_test(name: str, given: Any, expected: Any) -> Test:
-    """Return the test of a function; `given` is a list of arguments as in APPS, or a text with a line for each."""
-    if isinstance(given, str):
-        given, expected = [json.loads(line) for line in given.split("\n")], json.loads(expected)
-    if not isinstance(given, list):
+def _function_test(name: str, case: Any, expected: Any) -> Test:
+    """Return the test of a function; `case` is a list of arguments as in APPS, or a text with a line for each."""
+    if isinstance(case, str):
+        case, expected = [json.loads(line) for line in case.split("\n")], json.loads(expected)
+    if not isinstance(case, list):
         raise TypeError("expected a line of JSON for each argument")
-    return partial(_passes, "run_function", f"{name!r}, {json.dumps(given)!r}", partial(same_value, expected))
+    return partial(_passes, "run_function", f"{name!r}, {json.dumps(case)!r}", partial(same_value, expected))
 
 
 def _passes(function: str, rest: str, is_right: Callable[[str], bool], sandbox: Sandbox, code: str) -> bool:
@@ -128,8 +128,8 @@ def _checked(ground_truth: Any, continuous: Any, max_tests: Any, settings: dict)
     """Return the tests, the prompt's code and the sandbox. Raise ValueError for a bad row or setting."""
     require(isinstance(continuous, bool), "continuous", continuous, "true or false")
     require(max_tests is None or type(max_tests) is int and max_tests > 0, "max_tests", max_tests, "a number above 0")
-    known = {field.name for field in fields(Limits)}
-    sandbox = sandbox_of(Limits(**{name: value for name, value in settings.items() if name in known}))
+    names = {field.name for field in fields(Limits)}
+    sandbox = sandbox_of(Limits(**{name: value for name, value in settings.items() if name in names}))
     truth = json_object(ground_truth, _PARTS)
     if sandbox.sessions is None and truth.get("assert_case") is not None:
         raise ValueError("sandbox_fusion_url: expected none of it for rows with assert_case, as it has no sessions")

@@ -42,13 +42,13 @@ def library() -> Any:
 def check_families(names: Sequence[str]) -> list[str]:
     """Return the names without spaces around them; raise ValueError for one that is unknown, named twice or refused."""
     names = [name.strip() for name in names]
-    known = [name for name in library().DATASETS if name not in REFUSED]
+    offered = [name for name in library().DATASETS if name not in REFUSED]
     for name in names:
         if name in REFUSED:
             raise ValueError(f"family {name}: {REFUSED[name]}")
-        if name not in known:
-            similar = get_close_matches(name, known, 5, 0.5)
-            hint = f"did you mean {', '.join(similar)}?" if similar else f"choose of {', '.join(sorted(known))}"
+        if name not in offered:
+            similar = get_close_matches(name, offered, 5, 0.5)
+            hint = f"did you mean {', '.join(similar)}?" if similar else f"choose of {', '.join(sorted(offered))}"
             raise ValueError(f"family {name!r} is unknown to reasoning-gym: {hint}")
     if len(set(names)) < len(names):
         raise ValueError(f"families={','.join(names)}: a family is named twice")

@@ -22,8 +22,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
     `{"walkthrough": ["open box", "take key"]}`, or the same as JSON text."""
     text, place = str(solution_str), 0
     for command in walkthrough_of(ground_truth):
-        found = text.find(command, place)
-        if found < 0:
+        at = text.find(command, place)
+        if at < 0:
             return {"score": 0.0, "acc": 0.0, "pred": ""}
-        place = found + len(command)
+        place = at + len(command)
     return {"score": 1.0, "acc": 1.0, "pred": ""}

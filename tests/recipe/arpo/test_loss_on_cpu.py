@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from recipe.arpo.loss import (
-    STANDARDISED_ENTROPY,
+    STANDARDIZED_ENTROPY,
     compute_policy_loss_aepo,
     entropy_balanced_advantage,
-    standardise_entropy,
+    standardize_entropy,
 )
 from tests.recipe import losses
 from tests.recipe.losses import assert_token_by_token, random_batch
@@ -20,14 +20,14 @@ actor_config = partial(losses.actor_config, "aepo", clip_ratio=0.2, clip_ratio_l
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_entropy_is_standardised_over_the_valid_tokens(seed):
+def test_entropy_is_standardized_over_the_valid_tokens(seed):
     entropy, mask, *_ = random_batch(seed)
-    standardised, *moments = standardise_entropy(entropy, mask)
+    standardized, *moments = standardize_entropy(entropy, mask)
     values = entropy[mask.bool()].tolist()
     mean, std = np.mean(values), np.std(values)
     assert moments == pytest.approx([mean, std], rel=1e-6)
-    assert standardised[mask.bool()].tolist() == pytest.approx([(v - mean) / std for v in values], abs=1e-5)
-    assert (standardised[mask == 0] == 0).all()
+    assert standardized[mask.bool()].tolist() == pytest.approx([(v - mean) / std for v in values], abs=1e-5)
+    assert (standardized[mask == 0] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def test_entropy_is_standardised_over_the_valid_tokens(seed):
     ids=["all masked", "no rows", "all equal", "nan outside the mask"],
 )
 def test_entropies_that_do_not_differ_change_nothing(entropy, mask, mean):
-    standardised, found, std = standardise_entropy(entropy, mask)
-    assert standardised.shape == entropy.shape and (standardised == 0).all()
+    standardized, found, std = standardize_entropy(entropy, mask)
+    assert standardized.shape == entropy.shape and (standardized == 0).all()
     assert found == pytest.approx(mean) and std < 1e-6
 
 
@@ -105,8 +105,8 @@ def test_the_loss_and_its_gradient_token_by_token(seed, clipping, advantage):
     switches = {"enable_entropy_balanced_clipping": clipping, "enable_entropy_balanced_advantage": advantage}
     config = actor_config(**switches, entropy_advantage_coef=0.5, clip_ratio_c=3.0)
     entropy, mask, old, new, advantages = random_batch(seed)
-    z, *_ = standardise_entropy(entropy, mask)
-    with STANDARDISED_ENTROPY.bound(z):
+    z, *_ = standardize_entropy(entropy, mask)
+    with STANDARDIZED_ENTROPY.bound(z):
         loss, metrics = compute_policy_loss_aepo(old, new, advantages, mask, "token-mean", config)
 
     def of_token(log_prob, i, t):
@@ -119,7 +119,7 @@ def test_the_loss_and_its_gradient_token_by_token(seed, clipping, advantage):
 def test_entropies_that_are_not_finite_do_not_count():
     """Upstream's entropy is NaN where a logit is -inf."""
     entropy = torch.tensor([[0.5, math.nan, 2.0], [math.inf, 0.1, 1.0]])
-    standardised, *moments = standardise_entropy(entropy, torch.ones(2, 3))
-    finite, *expected = standardise_entropy(torch.tensor([[0.5, 2.0, 0.1, 1.0]]), torch.ones(1, 4))
-    assert moments == expected and standardised[entropy.isfinite()].tolist() == finite[0].tolist()
-    assert standardised[0, 1] == 0 and standardised[1, 0] == 0
+    standardized, *moments = standardize_entropy(entropy, torch.ones(2, 3))
+    finite, *expected = standardize_entropy(torch.tensor([[0.5, 2.0, 0.1, 1.0]]), torch.ones(1, 4))
+    assert moments == expected and standardized[entropy.isfinite()].tolist() == finite[0].tolist()
+    assert standardized[0, 1] == 0 and standardized[1, 0] == 0

@@ -148,8 +148,10 @@ def test_sigterm_ends_the_run_and_begins_no_other(tmp_path):
 
 def test_a_run_ends_with_its_tokens_and_is_validated_at_equal_distances():
     config = OmegaConf.create({"trainer": {"token_budget": {"tokens": 1000, "validations": 2}, "test_freq": 20}})
-    assert TokenBudget.wanted(config)
-    assert not TokenBudget.wanted(OmegaConf.create({"trainer": {"token_budget": {"tokens": None, "validations": 2}}}))
+    assert TokenBudget.is_needed(config)
+    assert not TokenBudget.is_needed(
+        OmegaConf.create({"trainer": {"token_budget": {"tokens": None, "validations": 2}}})
+    )
     budget, trainer = TokenBudget(config), SimpleNamespace(config=config, global_steps=1, total_training_steps=50)
     validated = []
     while trainer.global_steps <= trainer.total_training_steps:

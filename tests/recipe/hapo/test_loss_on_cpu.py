@@ -89,8 +89,8 @@ def slow_group_advantage(scores, lengths, groups, norm):
 
         if any(abs(value(j)) >= 5 and lengths[j] for j in members):
             of_group = np.array([scores[j] for j in members])
-            centred = scores[i] - of_group.mean()
-            out.append(centred / (of_group.std(ddof=1) + 1e-6) if norm else centred)
+            centered = scores[i] - of_group.mean()
+            out.append(centered / (of_group.std(ddof=1) + 1e-6) if norm else centered)
         else:
             out.append(value(i))
     return out

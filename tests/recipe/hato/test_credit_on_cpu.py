@@ -104,7 +104,7 @@ def credit_of(tree: Tree, hato: HATOConfig, **options):
 
 
 def by_step(tree: Tree, credit, of_nodes: torch.Tensor) -> list[float]:
-    return of_nodes[credit.nodes.of_segments("prompt 0", list(tree.parent))].tolist()
+    return of_nodes[credit.nodes.segment_nodes("prompt 0", list(tree.parent))].tolist()
 
 
 def advantages_of(batch, hato: HATOConfig, **config) -> torch.Tensor:
@@ -226,7 +226,7 @@ def test_random_forests_against_the_slow_version(seed, hato):
     assert advantages[mask == 0].abs().max() == 0 and advantages.isfinite().all()
     for i, tree in enumerate(trees):
         of_prompt = index == f"prompt {i}"
-        nodes = credit.nodes.of_segments(f"prompt {i}", list(tree.parent))
+        nodes = credit.nodes.segment_nodes(f"prompt {i}", list(tree.parent))
         for step, node in zip(tree.parent, nodes, strict=True):
             below = tree.answers_below(step)
             right = np.mean([outcome > hato.verification_threshold for outcome in below])

@@ -8,7 +8,7 @@ import torch
 from tensordict import NonTensorData
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from recipe.arpo.loss import STANDARDISED_ENTROPY
+from recipe.arpo.loss import STANDARDIZED_ENTROPY
 from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, config_of, prompts_of, trainer_of
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows
@@ -282,7 +282,7 @@ def test_prompts_carry_their_order_and_problem(monkeypatch):
     assert not {ORDER, PROBLEM, PROMPT_SETTINGS} & {*of_whole_batches}, "upstream would not keep them with a checkpoint"
 
 
-def test_standardised_entropy_reaches_the_workers_loss(queue, monkeypatch):
+def test_standardized_entropy_reaches_the_workers_loss(queue, monkeypatch):
     monkeypatch.setattr(PPOTrainerSync, "_compute_old_log_prob", lambda self, batch, metrics: batch)
     metrics = {}
     made = trainer(**AEPO)
@@ -294,10 +294,10 @@ def test_standardised_entropy_reaches_the_workers_loss(queue, monkeypatch):
     assert metrics["aepo/advantage_grew"] == pytest.approx(np.mean(np.array(values) > mean))
 
     seen = []
-    monkeypatch.setattr(field_losses, "ppo_loss", lambda *arguments: seen.append(STANDARDISED_ENTROPY.get()))
+    monkeypatch.setattr(field_losses, "ppo_loss", lambda *arguments: seen.append(STANDARDIZED_ENTROPY.get()))
     keys = ["q_1_0", "p_1_0"]  # a micro-batch
-    data = queue.kv_batch_get(keys, "train", [STANDARDISED_ENTROPY.name, "response_mask"])
-    field_losses.ppo_loss_with_fields(None, None, data, fields=[STANDARDISED_ENTROPY.name])
+    data = queue.kv_batch_get(keys, "train", [STANDARDIZED_ENTROPY.name, "response_mask"])
+    field_losses.ppo_loss_with_fields(None, None, data, fields=[STANDARDIZED_ENTROPY.name])
     z = [[(e - mean) / std * m for m, e in zip(*ROWS[key][1:3], strict=True)] for key in keys]
     torch.testing.assert_close(seen[0], torch.tensor([z[0], z[1] + [0.0] * 3], dtype=torch.float32))
 
@@ -308,8 +308,8 @@ def test_standardised_entropy_reaches_the_workers_loss(queue, monkeypatch):
         (HAPO | {f"{ACTOR}.adaptive_clip": True}, ["NormalizedEntropy"], {"entropy_h"}),
         (HAPO | {f"{ACTOR}.adaptive_advantage": True}, ["NormalizedEntropy"], {"entropy_h"}),
         (TEMPERED, ["NormalizedEntropy"], {"entropy_h"}),
-        (AEPO, [], {"standardised_entropy"}),
-        (AEPO | TEMPERED, ["NormalizedEntropy"], {"entropy_h", "standardised_entropy"}),
+        (AEPO, [], {"standardized_entropy"}),
+        (AEPO | TEMPERED, ["NormalizedEntropy"], {"entropy_h", "standardized_entropy"}),
         ({f"{ACTOR}.policy_loss.loss_mode": "aepo"}, [], set()),
         ({"algorithm.adv_estimator": "hapo"}, [], set()),
     ],

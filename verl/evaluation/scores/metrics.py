@@ -133,9 +133,9 @@ def _other_values(questions: list[list[Mapping]]) -> dict[str, list[float]]:
     """Return the metrics other than accuracies: name -> a value for each question."""
     values = {"Response-Length-Mean": [fmean(sample["tokens"] for sample in group) for group in questions]}
     for name, key in (("Tool-Calls-Mean", "tool_calls"), ("Cut-Share", "cut")):
-        known = [[sample[key] for sample in group if sample.get(key) is not None] for group in questions]
-        if any(known):
-            values[name] = [fmean(group) for group in known if group]
+        groups = [[sample[key] for sample in group if sample.get(key) is not None] for group in questions]
+        if any(groups):
+            values[name] = [fmean(group) for group in groups if group]
     unscored = [fmean(sample["score"] is None for sample in group) for group in questions]
     if any(unscored):
         values["Unscored-Share"] = unscored

@@ -93,7 +93,7 @@ def run_parts(config: DictConfig) -> Iterator[Any]:
         yield credit
     yield from parts("loss").values()
     yield from (sampler for sampler in parts("sampler").values() if sampler.is_on(rollout))
-    yield from (component for component in parts("component").values() if component.wanted(config))
+    yield from (component for component in parts("component").values() if component.is_needed(config))
 
 
 def check_parts(config: DictConfig) -> None:

@@ -81,9 +81,9 @@ def turn_end_warning(config: DictConfig) -> str:
         stops |= set(own if isinstance(own, list) else [own])
     if not end or stops & set(tokenizer.encode(end, add_special_tokens=False)):
         return ""
-    known = ", ".join(repr(tokenizer.decode([stop])) for stop in sorted(stops - {None}))
+    texts = ", ".join(repr(tokenizer.decode([stop])) for stop in sorted(stops - {None}))
     return (
-        f"{path}: its chat template ends a turn with {end!r}, and the engine stops at {known or 'no token'}: responses "
+        f"{path}: its chat template ends a turn with {end!r}, and the engine stops at {texts or 'no token'}: responses "
         "go on to data.max_response_length; add the token to eos_token_id in generation_config.json"
     )
 

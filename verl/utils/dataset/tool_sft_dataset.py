@@ -120,9 +120,9 @@ class ChatEncoder(DemonstrationEncoder):
 
     def _parts(self, text: str) -> tuple[str, Call | None]:
         """Return a part's text and its call; raise ValueError if there are several."""
-        if (found := self._call.fullmatch(text)) is None:
+        if (call := self._call.fullmatch(text)) is None:
             return text, None
-        before, tag, content = found.groups()
+        before, tag, content = call.groups()
         if self._closing.search(before):
             raise ValueError(f"several calls in one part: {text[:80]!r}")
         function = next(tool["function"] for tool in self.functions if tool["function"]["name"] == tag)

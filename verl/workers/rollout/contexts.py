@@ -128,7 +128,7 @@ class Sequences(NamedTuple):
 
     def of_row(self, values: Sequence[np.ndarray], fill: int) -> np.ndarray:
         """Return a value for each token of the row, given the values of each sequence's tokens."""
-        parts = [of_sequence[begin:] for of_sequence, begin in zip(values, self.begins, strict=True)]
+        parts = [sequence_values[begin:] for sequence_values, begin in zip(values, self.begins, strict=True)]
         return np.concatenate([*parts, np.full(self.n_untrained, fill, dtype=np.int64)])
 
 

@@ -279,7 +279,7 @@ def rows_of(
     for need in policy.fields:
         token_fields[need.name] = tree.repeated([s.info.fields.get(need.name, need.unsent) for s in tree.segments])
     columns = zip(tree.leaves, tree.trajectories(), tree.response_masks(), tree.log_probs(), strict=True)
-    of_weights = {"min_global_steps": min(versions), "max_global_steps": max(versions)} if versions else {}
+    weight_versions = {"min_global_steps": min(versions), "max_global_steps": max(versions)} if versions else {}
     rows = []
     for position, (leaf, tokens, mask, log_probs) in enumerate(columns):
         answers = [tree.segments[i].info.calls for i in tree.path(leaf) if tree.segments[i].author == TOOL]
@@ -296,7 +296,7 @@ def rows_of(
                     generate_sequences=seconds,
                     tool_calls=sum(call.get("seconds", 0.0) for calls in answers for call in calls),
                 ),
-                extra_fields={"turn_scores": list((rewards or {}).values()), "tool_rewards": []} | of_weights,
+                extra_fields={"turn_scores": list((rewards or {}).values()), "tool_rewards": []} | weight_versions,
                 token_fields=fields,
                 turn_rewards=rewards or {},
             )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
-from recipe.arpo.loss import STANDARDISED_ENTROPY, standardise_entropy
+from recipe.arpo.loss import STANDARDIZED_ENTROPY, standardize_entropy
 from recipe.compared.forking.loss import FORKING_WEIGHT, compute_policy_loss_forking, forking_weights
 from recipe.hapo.normalized_entropy import ENTROPY_H, compute_entropy_h
 from tests.configs import composed
@@ -98,7 +98,7 @@ def gradient(name: str, batch, mode: str, weights=None, is_weights=None, **chang
     entropy, mask, old, new, advantages = batch
     config = actor_config("forking" if weights is not None else name, forking_loss=name, **changes)
     fields = {ENTROPY_H: compute_entropy_h(entropy, mask)[0], ENTROPY_RANK: entropy_rank(entropy, mask)[0]}
-    fields |= {STANDARDISED_ENTROPY: standardise_entropy(entropy, mask)[0]}
+    fields |= {STANDARDIZED_ENTROPY: standardize_entropy(entropy, mask)[0]}
     with ExitStack() as stack:
         for field, values in fields.items():
             stack.enter_context(field.bound(values))
@@ -131,7 +131,7 @@ def test_a_kept_token_has_the_gradient_of_the_wrapped_loss(name, mode):
     [
         ("vanilla", {"forking_weight"}),
         ("hapo", {"forking_weight", "entropy_h"}),
-        ("aepo", {"forking_weight", "standardised_entropy"}),
+        ("aepo", {"forking_weight", "standardized_entropy"}),
         ("archer", {"forking_weight", "entropy_rank"}),
     ],
 )

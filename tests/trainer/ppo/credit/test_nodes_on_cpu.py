@@ -39,7 +39,7 @@ def test_parents_passing_rows_and_tokens():
     assert order == [("a", 2), ("a", 5), ("a", 7), ("a", 9), ("b", 2), ("b", 5)], "a parent's id may be larger"
     assert named(nodes, nodes.parent) == [("a", 5), None, ("a", 5), ("a", 2), None, None]
     assert nodes.passing.tolist() == [1, 2, 1, 1, 1, 1]
-    assert named(nodes, nodes.of_token[0]) == [("a", 5), ("a", 5), ("a", 2), ("a", 9), None]
+    assert named(nodes, nodes.token_nodes[0]) == [("a", 5), ("a", 5), ("a", 2), ("a", 9), None]
     assert nodes.sum_below(torch.tensor([1.0, 2.0, 4.0, 8.0])).tolist() == [1, 5, 4, 1, 8, 2]
     assert nodes.sum_of_siblings(torch.arange(6)).tolist() == [0 + 2, 1, 0 + 2, 3, 4 + 5, 4 + 5]
     assert nodes.to_tokens(nodes.passing).tolist()[0] == [2, 2, 1, 1, 0]
@@ -49,10 +49,10 @@ def test_parents_passing_rows_and_tokens():
 
 def test_nodes_by_their_segments():
     nodes = tree_nodes(IDS, INDEX)
-    assert nodes.of_segments("a", [9, 5, 3]) == [3, 1, -1] and nodes.of_segments("b", [5, 9]) == [5, -1]
+    assert nodes.segment_nodes("a", [9, 5, 3]) == [3, 1, -1] and nodes.segment_nodes("b", [5, 9]) == [5, -1]
     for missing in ("0", "c"):
         with pytest.raises(KeyError, match="is not in this batch"):
-            nodes.of_segments(missing, [1])
+            nodes.segment_nodes(missing, [1])
 
 
 def test_tokens_without_segment_form_a_node_per_row_and_padding_none():
@@ -60,7 +60,7 @@ def test_tokens_without_segment_form_a_node_per_row_and_padding_none():
     mask = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0], [1, 0, 1], [1, 1, 0]])
     nodes = tree_nodes(ids, np.array(["a"] * 5), mask)
     assert nodes.segment.tolist() == [0, 1, -1, -1]
-    assert nodes.of_token.tolist() == [[2, 2, 2], [-1, -1, -1], [0, -1, -1], [0, 3, 3], [0, 1, -1]]
+    assert nodes.token_nodes.tolist() == [[2, 2, 2], [-1, -1, -1], [0, -1, -1], [0, 3, 3], [0, 1, -1]]
     assert nodes.parent.tolist() == [-1, 0, -1, 0] and nodes.passing.tolist() == [3, 1, 1, 1]
 
 

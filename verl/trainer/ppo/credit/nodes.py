@@ -5,7 +5,7 @@ token. Shapes: B rows, T response positions, N nodes, G prompts.
 
     >>> # segment 0 is shared, 1 and 2 follow it; the first trajectory was right, the second wrong
     >>> nodes = tree_nodes(torch.tensor([[0, 0, 1, 1], [0, 0, 2, -1]]), np.array(["a", "a"]))
-    >>> nodes.of_token.tolist(), nodes.parent.tolist(), nodes.passing.tolist()
+    >>> nodes.token_nodes.tolist(), nodes.parent.tolist(), nodes.passing.tolist()
     ([[0, 0, 1, 1], [0, 0, 2, -1]], [-1, 0, 0], [2, 1, 1])
     >>> node_values(nodes, torch.tensor([1.0, -1.0])).value.tolist()
     [0.0, 1.0, -1.0]
@@ -29,7 +29,7 @@ class Nodes:
     whose tokens have no segment (-1) has a node of its own for them. Row `pass_row[i]` goes through node
     `pass_node[i]`; each of these P pairs occurs once."""
 
-    of_token: torch.Tensor  # (B, T) node of each token; -1 for padding, which has no node
+    token_nodes: torch.Tensor  # (B, T) node of each token; -1 for padding, which has no node
     parent: torch.Tensor  # (N,) node before each node; -1 if the node follows the prompt
     group: torch.Tensor  # (N,) number of each node's prompt in `prompts`
     segment: torch.Tensor  # (N,) segment id of each node; -1 for a row's own tokens
@@ -71,13 +71,13 @@ class Nodes:
 
     def to_tokens(self, values: torch.Tensor) -> torch.Tensor:
         """Return the nodes' values (N,) as values (B, T) of tokens; 0 or False where there is no node."""
-        return torch.cat([values, values.new_zeros(1)])[self.of_token]
+        return torch.cat([values, values.new_zeros(1)])[self.token_nodes]
 
     def at_first_token(self, values: torch.Tensor) -> torch.Tensor:
         """Return the value (N,) of each node's first token from the tokens' values (B, T)."""
         return values.flatten()[self.first_token]
 
-    def of_segments(self, prompt, segments: Sequence[int]) -> list[int]:
+    def segment_nodes(self, prompt, segments: Sequence[int]) -> list[int]:
         """Return the node of each of a prompt's segment ids `segments`; -1 for a segment that no row goes through."""
         number = int(np.searchsorted(self.prompts, prompt))
         if number == len(self.prompts) or self.prompts[number] != prompt:
@@ -114,7 +114,7 @@ def tree_nodes(segment_ids: torch.Tensor, index: np.ndarray, response_mask: torc
     # A row passes a segment once, even if it has several runs there.
     passes = (node_of_run * n_rows + rows[runs]).unique()
     return Nodes(
-        of_token=token_nodes.view_as(segment_ids),
+        token_nodes=token_nodes.view_as(segment_ids),
         parent=parent,
         group=groups[rows[first]],
         segment=ids[first],

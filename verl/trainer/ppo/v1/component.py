@@ -36,7 +36,7 @@ class Component:
         self.config = config
 
     @classmethod
-    def wanted(cls, config: DictConfig) -> bool:
+    def is_needed(cls, config: DictConfig) -> bool:
         """Return whether a run with this config has the component: by default, if a part needs what it computes."""
         return not computed_fields(config).keys().isdisjoint(cls.computes)
 
@@ -95,4 +95,4 @@ class Component:
 
 def components_of(config: DictConfig) -> list[Component]:
     """Return the components of a run with this config, sorted by name."""
-    return [component(config) for component in parts("component").values() if component.wanted(config)]
+    return [component(config) for component in parts("component").values() if component.is_needed(config)]

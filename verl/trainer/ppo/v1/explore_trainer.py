@@ -251,7 +251,7 @@ class ExploreMixin(WatchedRun):
     def _tree_record(self, rows: BatchRows, group: Group, nodes: Nodes, advantages: list[float]) -> dict:
         tree, made_by_rollout = tree_of_group(rows, group)
         if made_by_rollout:
-            numbers = nodes.of_segments(group.uid, range(len(tree.segments)))
+            numbers = nodes.segment_nodes(group.uid, range(len(tree.segments)))
             for segment, node in zip(tree.segments, numbers, strict=True):
                 segment.info.notes |= {"advantage": advantages[node]} if node >= 0 else {}
             for component in self.components:

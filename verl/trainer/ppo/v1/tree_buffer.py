@@ -138,8 +138,8 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
                 break
             if len(useful) < batch_size:
                 share = self.supply.useful_share(sum(judged.values()), len(judged), batch_size)
-                wanted = prompts_to_run(batch_size - len(useful), batch_size, share)
-                if more := self._allowed(wanted - len(running), len(running), len(useful), batch_size, metrics):
+                needed = prompts_to_run(batch_size - len(useful), batch_size, share)
+                if more := self._allowed(needed - len(running), len(running), len(useful), batch_size, metrics):
                     self.refill_fn(more)
                     continue
             last_debug_time = self._wait_for_next_poll(partition_id, last_debug_time)
@@ -158,12 +158,12 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
         *_, evicted = self._evict_terminal_groups(global_steps, partition_id, (set(), equal, failed, counts))
         _accumulate_eviction_metrics(metrics, evicted, stale_count=0)
 
-    def _allowed(self, wanted: int, running: int, useful: int, batch_size: int, metrics: dict) -> int:
-        """Return how many of the wanted prompts may be submitted; raise RuntimeError if no more may and none runs."""
+    def _allowed(self, needed: int, running: int, useful: int, batch_size: int, metrics: dict) -> int:
+        """Return how many of the needed prompts may be submitted; raise RuntimeError if no more may and none runs."""
         generated = len(self.supply.asked)
         batches = self.max_num_gen_batches or (math.inf if useful else HOPELESS_BATCHES)
         in_flight = self.max_inflight_gen_batches * batch_size - running
-        allowed = int(min(wanted, in_flight, batches * batch_size - generated))
+        allowed = int(min(needed, in_flight, batches * batch_size - generated))
         if allowed <= 0 and not running:
             raise RuntimeError(
                 f"of {generated} prompts only {useful} gave groups whose {self.filter_groups_metric} varies (number of "

@@ -125,7 +125,7 @@ def rows_and_temperatures(data: TensorDict) -> tuple[list[Sequences], list[float
     """Return the rows of the nested `input_ids` with their contexts, and each row's temperature."""
     temperature, tokens = data["temperature"], _cells(data["input_ids"])
     contexts = map(contexts_of_cell, _cells(data[CONTEXTS])) if CONTEXTS in data.keys() else [[]] * len(tokens)
-    rows = [sequences_of_row(row, of_row) for row, of_row in zip(tokens, contexts, strict=True)]
+    rows = [sequences_of_row(row, row_contexts) for row, row_contexts in zip(tokens, contexts, strict=True)]
     return rows, temperature.tolist() if isinstance(temperature, torch.Tensor) else [float(temperature)] * len(rows)
 
 

@@ -271,8 +271,8 @@ class Agent(StatefulEnvironment):
 
     def _stop_in(self, text: str, request: AgentRequest | None = None) -> int | None:
         """Return where the first of a request's stop texts begins."""
-        found = [at for stop in (request or self.present).stop if (at := text.find(stop)) >= 0]
-        return min(found, default=None)
+        places = [at for stop in (request or self.present).stop if (at := text.find(stop)) >= 0]
+        return min(places, default=None)
 
     async def answer(self, state: Conversation | None, turn: Sequence[int], max_tokens: int) -> Answer:
         before = state or self.first
