@@ -83,7 +83,7 @@ def works(checkout: Path) -> bool:
     return subprocess.run([checkout / ".venv/bin/python", "-c", "import project, small, torch"]).returncode == 0
 
 
-def test_it_makes_the_environment_and_begins_an_interrupted_one_anew(checkout):
+def test_setup_makes_the_environment_and_restarts_an_interrupted_one(checkout):
     result = set_up(checkout)
     assert result.returncode == 0 and works(checkout), result.stderr
     stages = [line for line in result.stdout.splitlines() if re.fullmatch(r"[123]/3 [a-z ,/.]+: \d+ s", line)]

@@ -146,7 +146,7 @@ def test_sibling_groups_without_variance_get_nothing_and_leave_the_mask():
     assert share_of_varying_groups(credit).tolist() == pytest.approx([1 / 3])
 
 
-def test_what_r_local_alone_makes_different_does_not_vary():
+def test_groups_that_differ_by_local_reward_alone_do_not_vary():
     hato = HATOConfig(train_on_local_reward_alone=True)
     for tree in (WRONG, Tree([1.0])):
         assert share_of_varying_groups(credit_of(tree, hato)).tolist() == [0]
