@@ -1,4 +1,4 @@
-"""What every test process does first."""
+"""Settings, hooks and fixtures of every test process."""
 
 import asyncio
 import gc

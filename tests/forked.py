@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts/fork_server"))
 import fork_server  # noqa: E402
 
-SECONDS = 300  # until a command is ended
+SECONDS = 300  # time limit of a command
 MODULES = (*fork_server.MODULES, "verl.trainer.sft_trainer", "verl.evaluation.main")
 SCRIPTS = tuple(f"scripts/{name}.py" for name in ("evaluate", "explore", "plot_run", "read_log", "view_trees"))
 # The file that FORKED_COMMANDS names gets a line of JSON for each trainer and evaluation: arguments and environment.
@@ -51,7 +51,7 @@ if arguments.startswith(("-m verl.", "-m recipe.", *{scripts!r})):
 os.execve(program, [program, *sys.argv[1:]], environment)
 """
 
-# what imports read; the values of a server for runs without GPUs, for dry runs of GPU runs, and for these without a hub
+# variables that imports read; their values for runs without GPUs, for dry runs of GPU runs, and for these without a hub
 READ = ("VERL_PLATFORM", "HF_HUB_OFFLINE")
 CPU, GPU, GPU_OFFLINE = ("cpu", "1"), ("", ""), ("", "1")
 
@@ -131,7 +131,7 @@ def torchrun(n_ranks: int, script: str, *arguments: str) -> subprocess.Completed
 
 
 def results_of_ranks(ranks: int, script: str, folder: Path) -> list:
-    """What each rank of a script has saved in the folder, as its number with the suffix .pt."""
+    """Run a script on some ranks, and return what each has saved in the folder as its number with the suffix .pt."""
     import torch
 
     done = torchrun(ranks, script, str(folder))

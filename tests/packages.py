@@ -14,7 +14,7 @@ import pytest
 from verl.utils.atomic_files import new_folder
 
 ROOT = Path(__file__).resolve().parents[1]
-# what `pip install -e '.[gpu]'` installs; the tests' environment has the CPU build of a newer one
+# the vLLM that `pip install -e '.[gpu]'` installs; the tests' environment has the CPU build of a newer one
 GPU_VLLM = re.search(r'"(vllm==[\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
 # the release for the torch that is installed; its interpreter runs the kernels of vLLM's V2 model runner on the CPU
 TRITON = "triton==3.7.1"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def refused(test_file: str, kind: str) -> list[list[str]]:
-    """(what is asked for, message) of each row of this kind in refused.txt beside the test."""
+    """Return (what is asked for, message) of each row of this kind in refused.txt beside the test."""
     lines = Path(test_file).with_name("refused.txt").read_text(encoding="utf-8").splitlines()
     return [line.split(" | ")[1:] for line in lines if line.startswith(f"{kind} |")]
 

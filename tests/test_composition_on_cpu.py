@@ -13,7 +13,7 @@ from verl.utils.parts import parts
 
 @pytest.mark.slow
 def test_every_two_parts_that_go_together_take_a_step():
-    """In few combinations, each of which has as many pairs as possible that no other one had."""
+    """A few combinations suffice: each next one has the largest number of pairs that are still missing."""
     chosen = composition.covering_cells()
     for cell in chosen:
         composition.take_step(cell)
@@ -23,7 +23,7 @@ def test_every_two_parts_that_go_together_take_a_step():
 
 
 def test_the_page_is_up_to_date():
-    """Which combinations are refused, and why: a new refusal is seen here."""
+    """The page lists the refused combinations and why: a new refusal changes it."""
     assert PAGE.read_text().partition(composition.MARK)[2] == composition.table(), "run python tests/composition.py"
 
 

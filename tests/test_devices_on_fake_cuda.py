@@ -56,7 +56,7 @@ UPSTREAM = next((path for path in verl.__path__ if "site-packages" in path), "")
 READS, CHOOSES, DOWN, UP = "reads a number", "counts what a mask chooses", "copies to the CPU", "copies to the GPU"
 RANKS = {("token_losses.entropy_rank", how) for how in (DOWN, UP)}
 TRIE = {("log_probs.__init__", UP), ("attention.__init__", UP)}
-# what is computed -> the functions (module and name) that wait for the GPU, and how
+# computation -> the functions (module and name) that wait for the GPU, and how
 WAITS = {
     # one read for all metrics of a micro-batch
     "loss=hapo": {("token_losses.token_means", READS)},
@@ -187,7 +187,7 @@ def model_on_gpu(kind: str, dtype: torch.dtype) -> torch.nn.Module:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_the_prefix_trees_forward(gpu, kind, dtype):
-    """In bfloat16 by the varlen kernel, in float32 by padded segments."""
+    """The forward uses the varlen kernel in bfloat16, and padded segments in float32."""
     model = model_on_gpu(kind, dtype)
     log_probs, entropies = tree_log_probs(model, [ones(n, dtype=torch.long) for n in (3, 5, 5)], [1.0, 0.7, 0.7])
     assert_on_gpu(*log_probs, *entropies)

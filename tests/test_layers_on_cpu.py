@@ -21,7 +21,7 @@ def sources(folder: str) -> list[Path]:
 
 
 def imported(path: Path) -> set[str]:
-    """What a file imports, within functions too: modules, and `module.name` for each name that comes from a module."""
+    """Return a file's imports, also those in functions: modules, and `module.name` for a name that comes from one."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""What the benchmarks share, and the result pages: each says which command made it, and where the script is."""
+"""Tests of the benchmarks' reports: each result page names the command that made it, and where to find its script."""
 
 import re
 import subprocess

@@ -19,7 +19,7 @@ WEIGHTS = {
 
 
 async def delivery(senders: list[CPUCheckpointEngine], receivers: list[CPUCheckpointEngine], weights) -> list[dict]:
-    """What each receiver gets."""
+    """Send the weights and return what each receiver gets."""
     metadata = [engine.prepare() for engine in [*senders, *receivers]]
     of_senders, of_receivers = CPUCheckpointEngine.build_topology(len(senders), len(receivers), metadata)
     for engines, kwargs in ((senders, of_senders), (receivers, of_receivers)):

@@ -45,7 +45,7 @@ class Batch(NamedTuple):
     rewards: torch.Tensor  # the outcome on the last token of each row, which a tool may have written
     mask: torch.Tensor
     index: np.ndarray  # (B,) prompts
-    entropy: torch.Tensor  # of the old policy, from which the trainer computes fields over the whole batch
+    entropy: torch.Tensor  # the old policy's entropies, from which the trainer computes fields over the whole batch
     fields: dict[str, torch.Tensor]  # the other token fields, and numbers of the reward function (B,), by name
 
     def rows(self, at) -> "Batch":

@@ -33,7 +33,7 @@ class Case(NamedTuple):
     turns: Sequence[Sequence[int]]  # three or more that it answers, or none for an environment that never answers
     end_tokens: Collection[int]  # with which the model ends a response
     decode: Callable[[Sequence[int]], str] = str  # where turns end with a text
-    row: Mapping[str, Any] = {}  # of the data set
+    row: Mapping[str, Any] = {}  # a row of the data set
     count_alive: Callable[[], int] = lambda: 0  # live instances and servers, seen from outside
 
 

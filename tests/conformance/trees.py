@@ -173,7 +173,7 @@ def test_prompts_side_by_side_grow_the_trees_that_each_grows_alone(tree):
 
 
 def without_counts(tree: TrajectoryTree) -> dict:
-    """Without metrics that depend on which branch was first at an environment."""
+    """Return the tree's data without metrics that depend on which branch was first at an environment."""
     about = tree.to_dict()
     return about | {"metrics": {name: x for name, x in tree.metrics.items() if not name.startswith("environment/")}}
 
@@ -334,7 +334,7 @@ def test_a_tree_that_reads_rewards_grows_whether_all_or_none_succeed(tree, envir
 
         grown_tree, _ = grown(tree, environment, reward_of=reward_of)
         assert len(grown_tree.leaves) == config_of(tree, environment).actor_rollout_ref.rollout.n
-        if environment == "game":  # whose own rewards these are
+        if environment == "game":  # the game gives the rewards itself
             assert not scored
         else:
             assert scored and all(tokens in grown_tree.trajectories() for tokens in scored)

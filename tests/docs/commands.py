@@ -42,7 +42,7 @@ def configs_of(command: str, folder: Path) -> list[tuple[str, str, list[str]]]:
         elif call[0] == "scripts/explore.py":
             configs.append(("recipe/common/config", "diagnosis", call[3:]))
         elif trainer:
-            words = [word for word in call if word not in ("--cfg", "job", "--resolve")]  # of a dry run of the SFT
+            words = [word for word in call if word not in ("--cfg", "job", "--resolve")]  # the SFT's dry run has these
             _, config_folder, _, name, *overrides = words[words.index(trainer) + 1 :]
             configs.append((config_folder, name, overrides))
     return configs

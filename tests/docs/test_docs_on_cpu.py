@@ -43,7 +43,7 @@ FENCE = re.compile(r"^```(\S*)[ \t]*([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTIL
 FOLDERS = "verl|recipe|scripts|benchmarks|studies|tests|docs|vllm_patches|verl_patches"
 REPOSITORY_PATH = re.compile(rf"(?:{FOLDERS})/[\w.*/-]*|README\.md|pyproject\.toml|[\w-]+\.lock")
 
-# what takes minutes, or is no run
+# commands that take minutes, or start no run
 NOT_RUN = {
     "bash scripts/setup.sh": "makes the environment",
     "bash scripts/test.sh": "runs this test",
@@ -94,7 +94,7 @@ def configured(command: str) -> bool:
     return script is not None and script[1] not in NO_CONFIG
 
 
-# of these nobody makes a dry run
+# commands with a config that no test runs, not even as a dry run
 CONFIGURED = list(
     dict.fromkeys(
         command
@@ -113,7 +113,7 @@ STEP = 500
 
 
 def copy_repository(folder: Path) -> Path:
-    """What commands need of the repository, and the files of the worked examples."""
+    """Copy what commands need of the repository, and write the files of the worked examples."""
     for name in ("recipe", "verl", "verl_patches", "vllm_patches", "scripts"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "docs").mkdir()
@@ -183,7 +183,7 @@ def work(tmp_path_factory) -> Path:
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """Of a user in `folder` who has activated the environment that runs the tests."""
+    """Return the variables of a user in `folder` who has activated the environment that runs the tests."""
     kept = {name: value for name, value in os.environ.items() if name not in ("VERL_PLATFORM", "HF_HUB_OFFLINE")}
     path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
     return {**kept, "PATH": path, "VIRTUAL_ENV": sys.prefix, "PYTHONPATH": str(folder), "DRY_RUN": "1", **more}

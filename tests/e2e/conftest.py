@@ -1,4 +1,4 @@
-"""What the end-to-end tests train: a folder of data and a model."""
+"""Fixtures of the end-to-end tests: a folder with data and a model to train, and a cluster of two nodes."""
 
 from pathlib import Path
 

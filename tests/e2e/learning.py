@@ -17,7 +17,7 @@ def learn_by_heart(folder: Path, encoded: Sequence[tuple[list[int], list[int]]],
     labels = ids.masked_fill(mask == 0, -100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # so small a model gains nothing from more, and they spin on a busy machine
+    torch.set_num_threads(1)  # more threads gain nothing for so small a model, and spin on a busy machine
     for _ in range(steps):
         loss = model(ids, labels=labels).loss
         loss.backward()

@@ -56,7 +56,7 @@ def start_run(inputs: Path, name: str, *overrides: str, script: str = GRPO, **en
 
 
 def finished(launcher: subprocess.Popen) -> str:
-    """What a run printed that must end well."""
+    """Wait for the end of a run, which must succeed, and return what it printed."""
     out, errors = launcher.communicate(timeout=550)
     assert launcher.returncode == 0, errors
     return out + errors
@@ -82,18 +82,18 @@ def wait_until(condition: Callable[[], bool], launcher: subprocess.Popen, second
 
 @dataclass(frozen=True)
 class End:
-    """How a run ended after a SIGKILL."""
+    """The end of a run after a SIGKILL."""
 
     seconds: float
     code: int
-    errors: str  # what the launcher printed
-    pid: int  # of the victim
+    errors: str  # the launcher's stderr
+    pid: int  # the killed process
     left: list[str]  # processes and files in shared memory
 
 
 def prints_where(process: psutil.Process, launcher: subprocess.Popen) -> bool:
     """Whether its errors go into the launcher's pipe."""
-    with suppress(OSError):  # it has just ended
+    with suppress(OSError):  # the process has just ended
         return os.path.samefile(f"/proc/{process.pid}/fd/2", f"/proc/self/fd/{launcher.stderr.fileno()}")
     return False
 
@@ -110,7 +110,7 @@ def process_tree(launcher: subprocess.Popen) -> dict[psutil.Process, str]:
     for process in [root, *root.children(recursive=True)]:
         try:
             commands[process] = " ".join(process.cmdline())
-        except psutil.Error:  # it has just ended
+        except psutil.Error:  # the process has just ended
             continue
     return commands
 
@@ -153,7 +153,7 @@ def trees_of(run: Path, step: int) -> list[dict]:
 
 
 def logged_steps(run: Path) -> list[int]:
-    """Of the run's last attempt."""
+    """Return the steps in the metrics of the run's last attempt."""
     log = run / "metrics.jsonl"
     return [json.loads(line)["step"] for line in log.read_text().splitlines()] if log.exists() else []
 

@@ -15,7 +15,7 @@ _Worker = GroupAgentLoopWorker.__ray_metadata__.modified_class.__ray_actor_class
 class SlowEngine(LLMClientEngine):
     def __init__(self, *args):
         super().__init__(*args)
-        self.slow: dict[str, bool] = {}  # by group, in the order in which they begin
+        self.slow: dict[str, bool] = {}  # group -> whether it is slow; every third group to begin is
 
     async def generate(self, request):
         if self.slow.setdefault(request.request_id, len(self.slow) % 3 == 1):

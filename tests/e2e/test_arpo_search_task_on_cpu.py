@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 
 @contextmanager
 def search_server(corpus):
-    """Its URL."""
+    """Start a search server and yield its URL."""
     port = free_port()
     command = [sys.executable, "scripts/search_server.py", "--corpus", str(corpus), "--port", str(port)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

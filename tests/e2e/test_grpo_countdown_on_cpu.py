@@ -145,7 +145,7 @@ def test_evaluation_and_the_trainers_validation_agree(inputs, server):
     (result,) = parse_result_lines(told.stdout.splitlines())
     rows = [json.loads(line) for line in (inputs / "results/run/countdown.jsonl").read_text().splitlines()[1:]]
     samples = pd.DataFrame(rows)
-    # of a mean whose samples are drawn for each question apart; the trainer's has as many
+    # standard error of the difference of two means, each of as many samples, which are drawn question by question
     within = samples.groupby("question")[["score", "tokens"]].var().mean()
     error = (2 * within / len(samples)) ** 0.5
     validated = load_metrics(inputs / "run").loc[STEPS]

@@ -60,7 +60,7 @@ def state_of(run, step: int) -> dict:
     return torch.load(run / f"global_step_{step}/hato.pt", weights_only=True)
 
 
-def test_what_the_search_has_learnt_comes_back_with_the_checkpoint(filtered, killed):
+def test_a_checkpoint_restores_the_searchs_memory_and_record(filtered, killed):
     """A bootstrap is its memory: the last one begins with the steps that were remembered at the kill."""
     _, at = killed
     before, after = (state_of(filtered, step)["value_model"]["memory"] for step in (at, 3))

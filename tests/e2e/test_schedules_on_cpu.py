@@ -85,14 +85,14 @@ def test_no_response_is_older_than_the_bound(table):
 
 
 def test_servers_sample_what_the_trainer_trains(table):
-    """Where all responses are of the weights that are updated next, also of those that came through sockets."""
+    """Servers and trainer agree on probabilities where a batch is of the current weights, which may come by socket."""
     fresh = table[table["training/off_policy/trajectory_staleness_worst/max"] == 0]
     assert (fresh["training/rollout_probs_diff_max"] < 1e-4).all()
 
 
 def test_no_prompt_is_lost_or_trained_twice(inputs, table):
-    """What was fetched are prompts of the data's beginning, each as often as it stands there; what became of them is
-    in the trained batches and, for those under way, in the last checkpoint."""
+    """The fetched prompts are the first rows of the data. Each is in a trained batch, under way in the last checkpoint,
+    or evicted as too old."""
     run = inputs / "without_waiting"
     n_prompts = json.loads((run / f"global_step_{STEPS}/prompts.json").read_text())["n_prompts"]
     rows = pd.read_parquet(inputs / "train.parquet")["prompt"][:n_prompts]

@@ -13,7 +13,7 @@ from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from tests.e2e.runs import ROOT
 
-# what a machine without GPUs needs of the profile hardware=cpu
+# settings from the profile hardware=cpu that a machine without GPUs needs
 NO_GPU = ["trainer.device=cpu", "+model.override_config.attn_implementation=sdpa", "engine.dtype=float32"]
 NO_GPU += ["+engine.mixed_precision={param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}"]
 NO_GPU += ["engine.use_torch_compile=false", "data.num_workers=0"]

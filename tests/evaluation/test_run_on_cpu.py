@@ -192,7 +192,7 @@ def test_a_judge_is_asked_once_and_unreadable_verdicts_are_counted(inputs, tmp_p
 
 
 @pytest.mark.parametrize("api", ["tokens", "chat"])
-def test_what_the_context_does_not_hold_is_cut_or_lost(inputs, tmp_path, api):
+def test_a_small_context_cuts_responses_and_loses_long_questions(inputs, tmp_path, api):
     """One question does not fit; the responses to the other one, which need 12 tokens, get 6 of the 200 asked for."""
     model, short = ToyModel(), "What is 1 + 2?"
     tokenizer, messages = model.tokenizer, [{"role": "user", "content": short}]

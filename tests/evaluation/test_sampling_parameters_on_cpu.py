@@ -1,4 +1,4 @@
-"""What a model's generation_config.json says of sampling has no effect on an evaluation: vLLM's own requests decide."""
+"""A model's generation_config.json does not change how an evaluation samples: vLLM's request classes are the oracle."""
 
 import asyncio
 

@@ -16,13 +16,13 @@ from verl.evaluation.model.server import free_port
 
 
 class ToyModel:
-    """Adds the two numbers of a question; every third seed is wrong by one. With tools it asks `search` first.
+    """A model that adds two numbers, wrong by one for a third of the seeds. With tools it first calls `search`.
 
     Args:
-        failures: so many requests are answered by 503 before one is answered well.
-        verdict: what it says as a judge.
-        seconds: that an answer takes.
-        owned_by: kind of server that it says it is, such as `vllm`.
+        failures: number of requests answered by 503 before the first good answer.
+        verdict: answer to every chat, for a model that is a judge.
+        seconds: duration of an answer.
+        owned_by: kind of server in the list of models, such as `vllm`.
         context: largest number of tokens of prompt and response together; longer responses are cut.
     """
 
@@ -106,7 +106,7 @@ class ToyModel:
 
 @contextmanager
 def toy_server(model: ToyModel):
-    """Its URL."""
+    """Serve the model and yield the server's URL."""
     config = uvicorn.Config(model.app, host="127.0.0.1", port=(port := free_port()), log_level="error")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

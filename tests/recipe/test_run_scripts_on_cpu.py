@@ -42,13 +42,13 @@ SCRIPTS = sorted(
         "run_sft.sh",
         "run_search_task_sft_cpu.sh",
         "eval.sh",
-        "run_compare.sh",  # which runs the others
+        "run_compare.sh",  # runs the other scripts
     )
 )
 
 
 class DryRun(NamedTuple):
-    """How a script ended, and what its trainer was started with: all after the module's name, and the environment."""
+    """The result of a script, and its trainer's arguments (without the module's name) and environment."""
 
     result: subprocess.CompletedProcess
     arguments: list[str]
@@ -110,7 +110,7 @@ def dry_runs(folder) -> dict[str, DryRun]:
 def test_no_environment_variable_is_read_after_the_drivers_checks(dry_runs, folder, monkeypatch):
     """Upstream resolves the config in an actor whose environment is its node's: it must find nothing left to ask."""
     settled = {}
-    # of scripts that differ in values alone, one
+    # one script for all that differ in values alone
     groups = {
         tuple(word for word in run.arguments if "." not in word.partition("=")[0]): script
         for script, run in dry_runs.items()
@@ -152,7 +152,7 @@ def test_a_dry_run_checks_and_tells_the_plan(dry_runs, script):
 
 
 def test_the_hapo_scripts_have_the_papers_sizes(dry_runs):
-    """By hand: 8 nodes x 8 GPUs, 512 x 16 responses, 16 updates of 32 x 16, 1024 + 12288 tokens."""
+    """The paper has 8 nodes x 8 GPUs, 512 x 16 responses, 16 updates of 32 x 16, and 1024 + 12288 tokens."""
     plan = dry_runs["recipe/hapo/run_qwen3_8b.sh"].result.stdout
     for part in (
         "= 64",
@@ -213,7 +213,7 @@ def test_every_recipe_trains_on_the_number_walk(tmp_path):
 
 
 def test_the_search_task_takes_questions_of_several_hops(tmp_path):
-    """By hand: 20 + 2 x 5 and 76 + 26 x 5 tokens; a call for each of 5 searches and for the computation."""
+    """Five hops take prompts of 20 + 2 x 5 tokens, responses of 76 + 26 x 5, and 5 searches and a computation."""
     sizes = SearchTaskConfig(people=20, train_size=16, test_size=8, demo_size=8, min_hops=3, max_hops=5)
     asyncio.run(write_search_task(tmp_path, sizes))
     write_tiny_model(tmp_path / "model", TinyModelConfig(extra_words=EXTRA_WORDS))

@@ -1,6 +1,6 @@
-"""Which Python a script runs in, and what runs make once.
+"""Tests of the choice of a script's Python, and of what several runs make only once.
 
-The CPU stack's .venv is not for GPU runs, whose Python may be a container's.
+GPU runs do not use the CPU stack's .venv: their Python may be a container's.
 """
 
 import subprocess

@@ -33,7 +33,7 @@ FOUND = r"</search> <result>the page says \boxed{7}</result>"
     [
         (rf"<think>x</think><search>q{FOUND}", "7", 0.0),
         (rf"\boxed{{7}} or <search>q{FOUND.replace('7', '9')}", "7", 1.0),
-        (r"<think>x</think> <result>\boxed{7}</result>", "7", 1.0),  # of the model itself
+        (r"<think>x</think> <result>\boxed{7}</result>", "7", 1.0),  # the model's own text
         (r"<search>q</search> <result>cut off \boxed{7}", "7", 0.0),
     ],
 )

@@ -64,7 +64,7 @@ def test_a_fork_tells_what_the_interpreter_tells(served, tmp_path, how):
 def test_a_client_ends_like_its_fork(served, code):
     ours, theirs = python(served, "-c", code), python(served, "-c", code, executable=sys.executable)
     assert ours.returncode == theirs.returncode
-    killed = ours.returncode == -signal.SIGKILL  # what the interpreter says nothing of
+    killed = ours.returncode == -signal.SIGKILL  # a case in which the interpreter prints nothing
     assert killed == ("died, often because memory ran out" in ours.stderr)
     assert killed or ours.stderr.splitlines()[-1:] == theirs.stderr.splitlines()[-1:]
 

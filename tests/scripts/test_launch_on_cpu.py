@@ -94,7 +94,7 @@ def test_a_launcher_that_is_told_to_end_says_so_and_leaves_no_orphans(tmp_path, 
 
 
 def test_a_signal_that_was_ignored_at_the_start_stays_ignored(tmp_path):
-    """As nohup asks for."""
+    """A program under nohup starts with SIGHUP ignored."""
     code = f"import time; open({str(tmp_path / 'pid')!r}, 'w').write('1'); time.sleep(2)"
     launcher = launch(tmp_path, code, lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     wait_for(tmp_path / "pid")
@@ -104,7 +104,7 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(tmp_path):
 
 
 def test_the_first_cause_is_printed_and_not_what_follows_from_it(tmp_path):
-    """As Ray prints an exception of the TaskRunner."""
+    """The program prints what Ray prints after an exception in the TaskRunner."""
     code = """
 print("(TaskRunner pid=3) ray.exceptions.RayTaskError(ValueError): ray::Server.rpc()")
 print("verl.utils.fault_reports.RunError: step 3: all 16 prompt groups failed; the first: ValueError: no engine")
@@ -196,7 +196,7 @@ def test_a_run_without_launcher_is_refused_in_a_folder_that_another_one_uses(tmp
     config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path)}})
     with pytest.raises(ValueError, match=f"another run uses .*process {first.pid} on"):
         lock_run_dir(config)
-    monkeypatch.setenv("VERL_LOCKED_DIR", str(tmp_path))  # as the launcher sets it for its driver
+    monkeypatch.setenv("VERL_LOCKED_DIR", str(tmp_path))  # the launcher sets this for its driver
     lock_run_dir(config)
     first.terminate()
     first.communicate(timeout=60)

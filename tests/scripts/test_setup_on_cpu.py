@@ -83,15 +83,15 @@ def works(checkout: Path) -> bool:
     return subprocess.run([checkout / ".venv/bin/python", "-c", "import project, small, torch"]).returncode == 0
 
 
-def test_it_makes_the_environment_and_begins_an_interrupted_one_anew(checkout):
+def test_setup_makes_the_environment_and_restarts_an_interrupted_one(checkout):
     result = set_up(checkout)
     assert result.returncode == 0 and works(checkout), result.stderr
     stages = [line for line in result.stdout.splitlines() if re.fullmatch(r"[123]/3 [a-z ,/.]+: \d+ s", line)]
     assert len(stages) == 3 and "with .venv/bin/uv" in stages[1]
     assert (site_packages(checkout) / "small-1.0.dist-info/INSTALLER").read_text() == "uv"
-    assert set_up(checkout).stdout == ""  # it is up to date
+    assert set_up(checkout).stdout == ""  # the environment is up to date
 
-    shutil.rmtree(site_packages(checkout) / "small")  # as if killed between two files, which leaves the record
+    shutil.rmtree(site_packages(checkout) / "small")  # a kill between two files leaves the record
     (checkout / ".venv/installed-from").write_text("unfinished\n")
     assert set_up(checkout).returncode == 0 and works(checkout)
 
@@ -104,7 +104,7 @@ def test_an_environment_of_somebody_else_stays_as_it_is(checkout):
 
 
 def test_the_gpu_versions_have_an_environment_of_their_own_if_the_disk_has_room(checkout):
-    """Their torch may be a CUDA build. `df`, which setup.sh asks, is replaced by a program that prints a free space."""
+    """The torch there may be a CUDA build. A program in place of `df` tells setup.sh how much disk is free."""
     (checkout / "requirements-gpu-versions.lock").write_text("torch==1.0\nuv==1.0\n")
     make_wheel(checkout / "wheels", "torch", {"torch/__init__.py": "", "torch/version.py": "cuda = '13.0'\n"})
     tools = checkout / "tools"
@@ -121,4 +121,4 @@ def test_the_gpu_versions_have_an_environment_of_their_own_if_the_disk_has_room(
     assert result.returncode == 0 and not (checkout / ".venv").exists(), result.stderr
     assert (checkout / ".venv-gpu-versions/installed-from").exists()
     assert subprocess.run([checkout / ".venv-gpu-versions/bin/python", "-c", "import project, torch"]).returncode == 0
-    assert set_up(checkout, tools, arguments=("--gpu-versions",)).stdout == ""  # it is up to date
+    assert set_up(checkout, tools, arguments=("--gpu-versions",)).stdout == ""  # the environment is up to date

@@ -102,7 +102,7 @@ def test_asynchronous_saves_are_not_marked(tmp_path):
 
 @pytest.mark.parametrize(("mode", "kept"), [("explore", False), ("explore_colocate_async", True)])
 def test_prompts_under_way_are_those_of_the_run_that_saved_last(tmp_path, mode, kept):
-    """Else an asynchronous run that goes on from here would train those of an abandoned one again."""
+    """An asynchronous run that resumes here must not train the prompts of an abandoned run again."""
     (tmp_path / "transfer_queue/rows").mkdir(parents=True)
     save(tmp_path, mode=mode)
     assert (tmp_path / MARKER).exists() and (tmp_path / "transfer_queue").exists() == kept

@@ -1,4 +1,4 @@
-"""What the watches end a run for: deaths and hangs; and what they must not take for these."""
+"""Tests of the watches, which end a run for deaths and hangs, and must not mistake other events for these."""
 
 import os
 import re

@@ -39,7 +39,7 @@ def test_within_the_bounds_of_the_tail_and_exact_without_one(vocabulary, k, shar
 def test_many_tokens_at_once_against_one_at_a_time(k):
     sharpness = torch.arange(200)[:, None] % 7
     logits = torch.randn(200, 50, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * sharpness
-    logits[3, 2:], logits[4, 1:] = -math.inf, -math.inf  # as after top_k=2, and a token that is certain
+    logits[3, 2:], logits[4, 1:] = -math.inf, -math.inf  # logits after top_k=2, and a certain token
     known = top_log_probs(logits, k)
     assert entropies_of(known, 50).tolist() == pytest.approx([slow(step, 50) for step in known], abs=1e-9)
 

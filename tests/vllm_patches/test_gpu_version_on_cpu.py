@@ -1,6 +1,6 @@
-"""What we change in vLLM, and our rollout server, with the version of vLLM that the GPU extra installs.
+"""Tests of our patches of vLLM and of our rollout server, with the version of vLLM that the GPU extra installs.
 
-Its Python files run here, without its kernels: the tests below need no engine, and pass with both versions.
+Its Python files run here without its kernels: the tests listed below need no engine, and pass with both versions.
 """
 
 import os

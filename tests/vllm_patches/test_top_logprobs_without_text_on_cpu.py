@@ -13,7 +13,7 @@ from vllm_patches.top_logprobs_without_text import leave_out_text
 
 def test_only_flat_log_probabilities_lose_their_text():
     leave_out_text()
-    leave_out_text()  # as often as it is called
+    leave_out_text()  # a second call changes nothing
     tokenizer = object()
     for flat in (True, False):
         request = SimpleNamespace(sampling_params=SamplingParams(logprobs=3, flat_logprobs=flat))
@@ -30,7 +30,7 @@ def test_the_numbers_are_vllms_own(n):
     ours = LogprobsProcessor.from_new_request(None, request)
     vllms = LogprobsProcessor.from_new_request.__func__.__wrapped__(LogprobsProcessor, None, request)
     for step in range(5):
-        # as many as that request of the batch asks for which asks for most
+        # vLLM's number of candidates is the largest that a request of the batch asks for
         ids, values = np.arange(4)[None] + step, -np.arange(4.0)[None]
         for processor in (ours, vllms):
             processor._update_sample_logprobs(LogprobsLists(ids, values, np.array([step + 1])))

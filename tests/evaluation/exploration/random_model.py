@@ -13,7 +13,7 @@ WORDS = ("<search>", "</search>", "\n\n", "<result>", "</result>")
 @cache
 def model_and_tokenizer():
     """Random weights, a sharp distribution, and words that are written often enough to call tools and to fork."""
-    torch.set_num_threads(1)  # so small a model is slower with more
+    torch.set_num_threads(1)  # more threads make so small a model slower
     tokenizer = make_tokenizer(extra_words=WORDS)
     tokenizer.chat_template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}" + CHAT_TEMPLATE
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1}

@@ -1,4 +1,4 @@
-"""What scripts/explore.sh grows and measures, on `transformers`, and what it refuses; on vLLM: tests/scripts."""
+"""The trees, measurements and errors of scripts/explore.sh on `transformers`; tests/scripts has them on vLLM."""
 
 import asyncio
 import importlib.util
@@ -130,7 +130,7 @@ def test_all_rows_proposals_and_files(planned, tmp_path):
     assert set(plan.policies) == {*POLICIES, "arpo", "aepo"}
     assert names == [*plan.policies]
     arpo, latr = result["proposals"]
-    # what it proposes is what a run takes
+    # a run takes the proposed overrides
     again = planned(*TOOLS, *latr["overrides"].split(), *arpo["overrides"].split())
     rollout = again.policies["latr"].actor_rollout_ref.rollout
     assert f"kt.prob_filter_abs_thres={rollout.kt.prob_filter_abs_thres} " in latr["overrides"]

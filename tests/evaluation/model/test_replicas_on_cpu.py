@@ -1,4 +1,4 @@
-"""How many replicas are started on how many GPUs, what is started, and what is refused before anything is."""
+"""Tests of the servers that an evaluation starts on its GPUs, and of what it refuses before it starts any."""
 
 import json
 import os

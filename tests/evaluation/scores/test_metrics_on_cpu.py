@@ -42,7 +42,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample():
 
 
 def test_pass_at_k_of_many_samples():
-    # what would be lost between 1 and 1 - 1e-17, and what would overflow
+    # numbers that a naive formula rounds (1 - 1e-17 to 1) or lets overflow
     assert pass_at_k(10**6, 1, 1) == 1e-6
     assert pass_at_k(200, 1, 100) == 0.5
     assert pass_at_k(10_000, 5_000, 5_001) == 1.0
@@ -70,7 +70,7 @@ def test_maj_at_k_is_the_mean_over_all_subsets_where_they_are_few():
 
 
 def test_maj_at_k_estimates_the_mean_over_many_subsets():
-    """Its standard error is at most 0.5 / sqrt(200) for a question, and a 20th of that for the mean error of 400."""
+    """The standard error is at most 0.5 / sqrt(200) for a question, and a 20th of it for the mean of 400 questions."""
     generator, errors = random.Random(1), []
     for trial in range(400):
         votes = random_votes(generator, 10)
@@ -142,7 +142,7 @@ def test_samples_without_a_score_are_counted_not_guessed():
     samples = [sample("one", None, "a"), sample("one", 1, "a"), sample("two", 0, "a"), sample("two", 1, "b")]
     result = measure(samples, ks=(1, 2))
     assert result["Acc-Pass@1"] == pytest.approx((1 + 1 / 2) / 2)
-    assert result["Acc-Pass@2"] == 1.0  # of the second question alone
+    assert result["Acc-Pass@2"] == 1.0  # the second question alone has two scores
     assert result["Unscored-Share"] == pytest.approx(1 / 4)
     with pytest.raises(ValueError, match="k=3: no question has so many samples with a score; the most are 2"):
         measure([sample("two", 0, "a"), sample("two", 1, "b")], ks=(3,))

@@ -100,7 +100,7 @@ def test_a_tools_failure_is_counted_kept_and_told_to_the_model(monkeypatch, own_
 
 @pytest.mark.parametrize("look", range(1, 40))
 def test_text_like_the_rest_of_a_tag_ends_no_turn(look):
-    """Where a request ends within "</searc", "h>" would complete the tag: the next request ends there, the turn not."""
+    """A request that ends after "</searc" makes "h>" a stop text: it ends the next request, but not the turn."""
 
     class Careless(ToyPolicy):
         def turn(self, first, results):

@@ -82,13 +82,13 @@ def test_turns_end_where_they_must(seed):
             text = Letters().decode(tokens)
             assert config.turn_delimiter not in text[:-1] and len(tokens) <= config.max_turn_tokens
             assert text.endswith(config.turn_delimiter) or len(tokens) == config.max_turn_tokens
-        if len(paused) < config.turn_limit:  # it would have paused
+        if len(paused) < config.turn_limit:  # a longer last turn would have paused
             assert len(last) <= config.max_turn_tokens and config.turn_delimiter not in Letters().decode(last[:-1])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_forks_are_where_the_entropy_has_risen_while_the_budget_lasts(seed):
-    """In the order (turns ended, key of the branch), whoever was fast."""
+    """Forks are granted in the order (turns ended, key of the branch), however fast each request is."""
     engine, config, n, max_tokens = case_of(seed)
     tree = grown(engine, config, n, max_tokens)
     all_of = {trajectory.key: trajectory for trajectory in (Seen(tree, leaf) for leaf in tree.leaves)}
@@ -111,7 +111,7 @@ def test_forks_are_where_the_entropy_has_risen_while_the_budget_lasts(seed):
         granted = sorted(claims)[:left]
         left -= len(granted)
         running |= set(granted)
-        for key in granted:  # it left before this turn, and shares all before
+        for key in granted:  # the branch left its parent before this turn
             branch, parent = all_of[key], all_of[key[:-2]]
             assert branch.path[:turn] == parent.path[:turn] and branch.path[turn] != parent.path[turn]
     assert set(all_of) == running | {(initial + i,) for i in range(left)}, "the others start from the prompt"

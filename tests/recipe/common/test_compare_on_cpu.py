@@ -269,7 +269,7 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path, monkeypatch, traine
     assert "| slow | 1e-4 | -" in page and "| worse |" in page
     assert (tmp_path / "compare.png").exists()
 
-    rows.iloc[:-1].to_csv(tmp_path / "compare.csv", index=False)  # as if the last run had been killed
+    rows.iloc[:-1].to_csv(tmp_path / "compare.csv", index=False)  # the table after the last run was killed
     trained_runs.clear()
     compare.main()
     assert len(trained_runs) == 1 and len(pd.read_csv(tmp_path / "compare.csv")) == len(rows)

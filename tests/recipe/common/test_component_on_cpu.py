@@ -14,7 +14,7 @@ TRUE = [0.0, 0.5, 1.0, 0.25, 0.75, 0.0, 1.0, 0.5]
 
 
 class Data(SimpleNamespace):
-    """What upstream's data set has."""
+    """The parts of upstream's data set that the component reads."""
 
     def __len__(self):
         return len(self.dataframe)

@@ -169,7 +169,7 @@ def test_entropies_that_are_not_finite_do_not_count():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("reward", [0.9, 0.1, 1 / 3, 1e-7, 0.0])
 def test_equal_scores_have_advantage_0(dtype, reward):
-    """In float32 the mean of 16 times 0.9 is not 0.9, and the difference over a standard deviation of 0 was -0.107."""
+    """The float32 mean of 16 times 0.9 is not 0.9: this rounding error over a standard deviation of 0 gave -0.107."""
     scores = torch.full((16,), reward, dtype=dtype)
     advantages = token_level_group_advantage(scores, torch.arange(1, 17), torch.zeros(16, dtype=torch.int64))
     assert advantages.tolist() == [0.0] * 16

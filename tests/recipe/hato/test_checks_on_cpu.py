@@ -62,7 +62,7 @@ def test_hatos_trees_take_every_credit(credit):
 
 @pytest.mark.parametrize("tree", ["plain", "latr", "arpo", "eptree"])
 def test_hatos_credit_works_on_other_trees(tree):
-    """What only the search asks for does not concern them; a run of neither has no section."""
+    """The checks of HATO's search do not apply to them; a run with neither its tree nor its credit has no section."""
     assert "hato" not in config(f"tree={tree}", name="explore")
     others = ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"]
     composed = config(f"tree={tree}", "credit=hato", *others, name="explore")
@@ -100,7 +100,7 @@ NOTES = {
 
 @pytest.mark.parametrize("hardware", ["cpu", "gpu"])
 def test_the_notes_values_are_a_choice(hardware):
-    """Those of their file, of their search and reward, and the algorithm of their trainer."""
+    """The config has the values of the notes' file, and those of their code for search, reward and algorithm."""
     whole = config(name="hato_notes_trainer", hardware=hardware)
     of_code = {"tree": {"spread_leaves": False}, "exploration": {"beta_u": 2.0}}
     of_code = {section: NOTES[section] | values for section, values in of_code.items()}

@@ -21,8 +21,8 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.prompt_task import PROMPT_SETTINGS, STEP_SETTINGS
 from verl.workers.rollout.trajectory_tree import TREE, TREE_DATA, TREE_METRICS, Segment, SegmentInfo, TrajectoryTree
 
-# of each prompt its rows: reward, and the segment of each token. p: step 0 with a right and a wrong leaf, 1 and 2, and
-# a wrong leaf, 3; q: two wrong leaves. Upstream's padding rows are copies of the first row.
+# prompt -> its rows (reward, segment of each token). p: step 0 with a right and a wrong leaf, 1 and 2, and a wrong
+# leaf, 3; q: two wrong leaves. Upstream's padding rows are copies of the first row.
 TREES = {
     "p": [(1.0, [0, 0, 1, 1]), (0.0, [0, 0, 2, 2]), (0.0, [3, 3])],
     "q": [(0.0, [0, 0]), (0.0, [1, 1])],
@@ -148,7 +148,7 @@ def test_filtering_takes_what_does_not_vary_out_of_the_mask(queue):
 
 
 def observed(made) -> list[tuple[int, float]]:
-    """What the value model is told, as (feature of the step, outcome)."""
+    """Return a list that records what the value model learns from, as (feature of the step, outcome)."""
     seen = []
     component(made, HATOSearch).value_model.observe = lambda features, outcomes: seen.extend(
         (round(row[0] * 10), outcome) for row, outcome in zip(features, outcomes, strict=True)
@@ -307,7 +307,7 @@ def dropped(queue):
     "credit", ["hato", "grpo", "hapo", "arpo_hard", "tree_path", "tree_gain", "treerl", "tree_grpo"]
 )
 def test_every_credit_takes_dropped_rows_as_wrong_ones(dropped, credit):
-    """As rows whose answer got 0 from the verifier."""
+    """Dropped rows get the advantages of rows whose answer got 0 from the verifier."""
     trainer(DROPPING, credit)._compute_advantage(dropped.batch(), {})
     found = dropped.column("advantages")
     for row in dropped.rows.values():

@@ -30,7 +30,7 @@ class Tree:
 
     Args:
         shape: nested lists; a number in place of a list is a leaf with that outcome. Numbered from 1, depth first.
-        draws, local: of steps by number; 1 and 0 for the others.
+        draws, local: number of draws and local reward of each step, by its number; the defaults are 1 and 0.
     """
 
     def __init__(self, shape: list = (), draws: dict | None = None, local: dict | None = None):
@@ -146,7 +146,7 @@ def test_sibling_groups_without_variance_get_nothing_and_leave_the_mask():
     assert share_of_varying_groups(credit).tolist() == pytest.approx([1 / 3])
 
 
-def test_what_r_local_alone_makes_different_does_not_vary():
+def test_groups_that_differ_by_local_reward_alone_do_not_vary():
     hato = HATOConfig(train_on_local_reward_alone=True)
     for tree in (WRONG, Tree([1.0])):
         assert share_of_varying_groups(credit_of(tree, hato)).tolist() == [0]
@@ -250,7 +250,7 @@ def test_random_forests_against_the_slow_version(seed, hato):
 
 
 def test_plain_responses_are_siblings_of_each_other():
-    """Without trees and without what HATO's policy sends: each row is a step after the prompt, of 1 draw."""
+    """Rows without a tree and without the data of HATO's policy are steps after the prompt, each drawn once."""
     ids = torch.full((4, 3), -1)
     rewards, mask = torch.zeros(4, 3), torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]])
     rewards[:, 0] = torch.tensor([1.0, 0.0, 0.0, 1.0])

@@ -11,7 +11,7 @@ from recipe.hato.meta_learning import MetaEpisode, episode_calls
 
 
 def quadratic_step(theta: torch.Tensor, optimizer, target: float) -> None:
-    """Of the loss (theta - target)^2 / 2, whose gradient is theta - target."""
+    """Take a step on the loss (theta - target)^2 / 2, whose gradient is theta - target."""
     optimizer.zero_grad()
     ((theta - target) ** 2 / 2).sum().backward()
     optimizer.step()

@@ -92,7 +92,7 @@ def make_worker(folder: str):
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
 
     class ActorOnly(MetaActorWorker):
-        """Without upstream's `init_model`, which also wants a rollout's configuration."""
+        """A worker whose `init_model` makes the actor alone; upstream's also needs a rollout's configuration."""
 
         def init_model(self):
             fsdp = {"strategy": "fsdp2", "model_dtype": "fp32", "dtype": "float32", "use_torch_compile": False}
@@ -136,7 +136,7 @@ def update(worker, batch: int) -> None:
 
 
 def whole_weights(worker) -> dict[str, torch.Tensor]:
-    """As they go to the rollout engines."""
+    """Return a copy of the weights as the rollout engines receive them."""
     weights, _ = worker.actor.engine.get_per_tensor_param()
     return {name: weight.detach().clone() for name, weight in weights}
 

@@ -1,4 +1,4 @@
-"""What HATO's rows hold, on a tiny model in process; the stack is in tests/e2e."""
+"""Tests of the content of HATO's rows, on a tiny model in process; tests/e2e has the real stack."""
 
 import asyncio
 import pickle

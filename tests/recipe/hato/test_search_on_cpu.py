@@ -61,7 +61,7 @@ def test_ucb_by_hand():
 
 
 def test_grants_beyond_a_full_tree_go_to_the_next_by_ucb():
-    # by means alone the second tree gets all five, until it is full; then the first has the highest mean
+    # without a bonus the second tree, whose mean is highest, gets all grants until it is full; the first is next
     assert ucb_grants([0.5, 0.9, 0.1], [3, 3, 3], 5, 0.0, most=2) == [2, 2, 1]
     assert ucb_grants([0.5, 0.9, 0.1], [3, 3, 3], 5, 0.0, most=4) == [1, 4, 0]
     # a tree without a visit comes first, but not once it is full

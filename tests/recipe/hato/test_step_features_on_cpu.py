@@ -1,4 +1,4 @@
-"""What HATO's value model sees of every step of a growing tree, computed anew from the engine's own distributions."""
+"""The value model's features of every step of a growing tree are recomputed here from the engine's distributions."""
 
 import asyncio
 import math

@@ -161,7 +161,7 @@ def test_dropped_steps_are_rows_after_the_answers_and_change_nothing_else(algori
     shape = {"search_algorithm": algorithm, "max_nodes_per_level": 4}
     environment = (lambda: Calls()) if tools else (lambda: NO_ENVIRONMENT)
     before, after = (searched(dropping(**shape, train_dropped=on), seed, 12, environment()) for on in (False, True))
-    # what tools and the engine take decides who asks first
+    # the order of requests depends on how long tools and the engine take
     assert sorted(r.seed for r in before[2].asked) == sorted(r.seed for r in after[2].asked), "the same search"
     tree, (answers, dropped) = after[1], split(after[1])
     assert tree.leaves == [*answers, *dropped] and len(tree.leaves) <= 12

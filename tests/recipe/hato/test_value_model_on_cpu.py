@@ -80,7 +80,7 @@ def test_the_seed_decides_and_nothing_else_does(kind):
     first = trained(kind, seed=5)
     torch.manual_seed(123)
     again = trained(kind, seed=5)
-    again.predict(features[:7])  # what was asked before changes nothing
+    again.predict(features[:7])  # earlier predictions change nothing
     torch.testing.assert_close(first.predict(features), again.predict(features), rtol=0, atol=0)
     assert not torch.equal(first.predict(features)[0], trained(kind, seed=6).predict(features)[0])
 

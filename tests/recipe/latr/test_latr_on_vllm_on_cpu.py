@@ -1,4 +1,4 @@
-"""What the lookahead tree reads of a real vLLM engine is what `transformers` gives, in float32: candidates, entropies.
+"""The lookahead tree reads the same candidates and entropies from a real vLLM engine as from `transformers` (float32).
 
 One engine (about 40 s) in a process of its own.
 """

@@ -62,7 +62,7 @@ class SlowRow:
 
 
 def read_answer(row, max_tokens, call_limit, asked):
-    """Before its next token: the answer to the call that the row ends with; the row is done where it gets none."""
+    """Append the answer to the call that the row ends with, if there is one; a row without an answer is done."""
     if row.turn and row.turn[-1] == CALL:
         if row.calls == call_limit:
             row.done = True

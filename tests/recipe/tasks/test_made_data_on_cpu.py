@@ -1,4 +1,4 @@
-"""What tasks with made data have in common: seeds decide it, wrong options are named, and it can be evaluated on."""
+"""Tests of all tasks that make their data: seeds decide it, wrong options are named, and evaluations can read it."""
 
 import asyncio
 import json

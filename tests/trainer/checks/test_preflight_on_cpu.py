@@ -49,7 +49,7 @@ def ended(inputs) -> dict[str, subprocess.CompletedProcess]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("override", "named"), NAMED.items())
 def test_the_command_line_names_the_key(ended, override, named):
-    """It must end before Ray starts."""
+    """The run must end before Ray starts."""
     result = ended[override]
     assert result.returncode != 0
     last = "\n".join(result.stderr.strip().splitlines()[-4:])
@@ -79,7 +79,7 @@ def resources(cpus, workers, units=1):
 
 def test_ray_cpus_are_counted(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    # by hand: controller 1, storage units 8, bundles of 3 for 2 workers, 1 to schedule with
+    # sum by hand: controller 1, storage units 8, bundles of 3 for 2 workers, 1 to schedule with
     assert needed_ray_cpus(resources(24, workers=2, units=8)) == 1 + 8 + 6 + 1
     check_ray_resources(resources(16, workers=2, units=8))
     with pytest.raises(ValueError, match="num_cpus=15"):
@@ -158,7 +158,7 @@ def settled(model: Path, *overrides: str):
 
 @pytest.mark.parametrize(("tree", "name", "mode", "expected"), table(__file__, "authors' names"))
 def test_the_authors_names_become_parts_on_vllm(inputs, tree, name, mode, expected):
-    """As upstream's actors and servers see the config."""
+    """Upstream's actors and servers see the config that is tested here."""
     tools = ["environment=tools", f"{ROLLOUT}.environment=null"] if expected[1] == "tools" else []
     tools += [f"tree={expected[0]}", *([] if tree else [f"{ROLLOUT}.tree=null"])]
     chosen = [f"{ROLLOUT}.{key}={value}" for key, value in (("name", name), ("mode", mode)) if value]
@@ -206,7 +206,7 @@ def test_more_nodes_or_gpus_than_there_are_without_a_cluster(monkeypatch):
             check_own_machine(config)
 
     check("gpu", 1, 2)
-    check("cpu", 1, 3)  # which are logical
+    check("cpu", 1, 3)  # logical GPUs, of which a machine has any number
     check("gpu", 1, 8, "trainer.n_gpus_per_node=8, and torch sees 2 GPUs here")
     check("gpu", 4, 2, "trainer.nnodes=4: no Ray cluster is named")
     monkeypatch.setenv("CC", "/a/compiler")

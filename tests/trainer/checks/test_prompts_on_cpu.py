@@ -81,7 +81,7 @@ def test_a_tokenizer_of_another_model_is_named(config):
 
 
 def test_rows_left_by_the_length_filter_are_counted_against_the_batch(config):
-    """Of 64 rows 8 have 3 numbers, 8 have 4 and so on, and this template adds nothing."""
+    """Each length from 3 to 10 tokens has 8 of the 64 rows; this template adds no tokens."""
     with_template(config, "{{ messages[0]['content'] }}")
     config.data.max_prompt_length = 4
     check_prompts(config)  # 16 rows have at most 4 tokens
@@ -141,7 +141,7 @@ def test_an_end_of_turn_at_which_no_engine_stops_is_warned_of(config):
 
 
 def test_rows_that_are_too_long_only_with_the_descriptions_of_tools_are_found(config):
-    """Of 64 rows 8 have 10 numbers, and the others fewer."""
+    """The longest 8 of the 64 rows have 10 numbers."""
     tools = composed("explore", "hardware=cpu", "tree=plain", "environment=chat")
     model = {"model": config.actor_rollout_ref.model}
     config = OmegaConf.merge(tools, {"data": config.data, "actor_rollout_ref": model})

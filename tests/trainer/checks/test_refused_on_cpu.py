@@ -1,4 +1,4 @@
-"""What the checks of a config refuse, with the message that names the key, and what they let pass: refused.txt."""
+"""Tests of the checks of a config: refused.txt lists what they refuse, with the message, and what they let pass."""
 
 import re
 import shlex

@@ -38,7 +38,7 @@ TRAINERS = [(recipe, name) for recipe, name in TRAINERS if recipe != "common"]
 @pytest.mark.parametrize(("recipe", "name"), TRAINERS)
 @pytest.mark.parametrize("schedule", [COLOCATE, SEPARATE])
 def test_every_recipe_has_the_choice(recipe, name, schedule):
-    # what HATO's configs have and these schedules refuse
+    # HATO's configs set these keys, which these schedules refuse
     sync = ["hato.exploration.temperature_decay=0", "algorithm.filter_groups.max_num_gen_batches=0"]
     others = sync if recipe == "hato" else []
     for hardware in ("gpu",) if "math" in name else ("cpu", "gpu"):

@@ -1,4 +1,4 @@
-"""What is settled of steps and workers, and runs that would train no step."""
+"""Tests of how numbers of steps and workers are settled, and of runs that would train no step."""
 
 import pytest
 from omegaconf import OmegaConf

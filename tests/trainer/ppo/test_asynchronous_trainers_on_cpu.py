@@ -28,7 +28,7 @@ SEPARATE = {
 
 
 class Queue(MemoryQueue):
-    """With what upstream and we ask of a queue when a run resumes."""
+    """A queue with the calls that upstream and our trainers make when a run resumes."""
 
     def __init__(self, monkeypatch):
         super().__init__(monkeypatch)
@@ -128,7 +128,7 @@ def test_rows_are_kept_as_long_as_the_weights(tmp_path):
     for step, kept in ((2, "actor"), (4, "actor/model"), (6, "data"), (8, "data")):
         (tmp_path / f"global_step_{step}" / kept).mkdir(parents=True)
         (tmp_path / f"global_step_{step}/transfer_queue/rows").mkdir(parents=True)
-    (tmp_path / "global_step_2/actor").rmdir()  # by upstream's retention
+    (tmp_path / "global_step_2/actor").rmdir()  # upstream's retention removes weights
     (tmp_path / "global_step_4_best/transfer_queue").mkdir(parents=True)  # a user's copy
     remove_old_rows(tmp_path, 6)
     assert sorted(rows.parent.name for rows in tmp_path.glob("*/transfer_queue")) == [
@@ -158,7 +158,7 @@ def test_unfinished_prompts_are_given_up_at_the_end(mode, monkeypatch):
 
 
 def test_trees_are_kept_of_prompts_that_began_in_their_step(queue, tmp_path):
-    """With tree_freq=4: prompts of step 4 are trained in step 5, in two updates; those of step 5 have no tree."""
+    """Prompts of step 4 (tree_freq=4) have trees, and are trained in two updates of step 5; prompts of 5 have none."""
     made = trainer_of(
         **{"trainer.tree_freq": 4, "trainer.tree_prompts": 2, "trainer.default_local_dir": str(tmp_path)},
         **{"algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": False},

@@ -74,7 +74,7 @@ def test_advantages_and_metrics_of_shared_tokens(queue, adv_estimator, expected)
 
 
 def test_tokens_that_upstream_rejects_in_this_step_are_not_counted(queue, monkeypatch):
-    """As with `rollout_correction.rollout_rs`, which sets their response mask to 0 before the credit."""
+    """Upstream's `rollout_correction.rollout_rs` sets their response mask to 0 before the credit."""
     upstreams = PPOTrainerSync._compute_advantage
 
     def credit_and_reject(self, batch, metrics):
@@ -87,7 +87,7 @@ def test_tokens_that_upstream_rejects_in_this_step_are_not_counted(queue, monkey
     monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", credit_and_reject)
     metrics = {}
     trainer("grpo")._compute_advantage(queue.batch(), metrics)
-    # of 4 tokens of p's rows and 3 of q's other row, 2 lie in a segment of both of q's rows
+    # 2 of the 7 counted tokens (4 of p's rows, 3 of q's other row) lie in a segment of both of q's rows
     assert metrics["credit/shared_tokens"] == pytest.approx(2 / 7)
 
 
@@ -258,7 +258,7 @@ def test_rows_without_advantages_are_left_out_where_they_add_nothing(monkeypatch
 
 
 def advantages_with(made, queue, batch) -> dict[str, list[float]]:
-    """Of the real rows, with the metrics."""
+    """Return the advantages of the real rows, and the metrics."""
     metrics = {}
     made._compute_advantage(batch, metrics)
     real = {key: row["advantages"].tolist() for key, row in queue.rows.items() if not key.startswith("pad")}
@@ -325,7 +325,7 @@ def test_a_part_brings_the_fields_that_it_needs_whatever_the_trees_are(values, c
 )
 @pytest.mark.parametrize("normalized", [True, False])
 def test_equal_rewards_give_exactly_0(monkeypatch, estimator, normalized):
-    """Their mean in float32 is another number: upstream's GRPO gives rewards of 0.1 advantages of -0.007."""
+    """Equal rewards differ from their float32 mean: upstream's GRPO gives rewards of 0.1 advantages of -0.007."""
     queue = MemoryQueue(monkeypatch)
     for session in range(16):
         queue.add(f"p_{session}_0", 0.1, [1, 1], segment_ids=[0, 1 + session])

@@ -1,4 +1,4 @@
-"""Where rows go: padding rows evenly and without weight in the loss; groups whole where shared tokens count once."""
+"""Tests of row order: padding rows are spread and weigh nothing; groups stay whole where shared tokens count once."""
 
 import random
 

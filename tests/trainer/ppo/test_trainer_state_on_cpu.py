@@ -1,4 +1,4 @@
-"""What components keep between steps comes back with the checkpoint, from real files; upstream's part is a stand-in."""
+"""A checkpoint's real files restore the components' state between steps; upstream's part is a stand-in."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def test_hapos_statistics_and_latrs_thresholds(trainer_at, tmp_path, values, kin
 
 @pytest.mark.parametrize("kind", [ExploreTrainer, WatchedSyncTrainer])
 def test_a_checkpoint_that_is_overwritten_is_not_complete_meanwhile(trainer_at, tmp_path, kind):
-    """After resume_mode=disable or resume_path: marks of the abandoned run stay until the first checkpoint of this."""
+    """Marks of an abandoned run (resume_mode=disable or resume_path) stay until the first checkpoint of the new run."""
     for step in (10, 20, 30):
         (tmp_path / f"global_step_{step}/actor").mkdir(parents=True)
         (tmp_path / f"global_step_{step}/COMPLETE").touch()

@@ -1,4 +1,4 @@
-"""What ends a run that cannot learn: failed rollouts with their first cause, and updates that are skipped."""
+"""Tests of what ends a run that cannot learn: failed rollouts, reported with their first cause, and skipped updates."""
 
 import asyncio
 import inspect
@@ -63,7 +63,7 @@ def failing(error: BaseException, groups: int = 0, finished: int = 0):
 
 def test_a_step_whose_rollouts_all_failed_names_the_first_cause(made, monkeypatch):
     upstream(monkeypatch, "step", lambda self: None)
-    made.agent_loop_manager.fail(9)  # of the step before
+    made.agent_loop_manager.fail(9)  # failures of the step before
     made.step({}, {})
     upstream(monkeypatch, "step", failing(RuntimeError(f"Here {NO_ROWS}."), groups=4))
     with pytest.raises(RunError, match="step 1: all 4 prompt groups failed; the first: ValueError: engine error 0"):
@@ -98,7 +98,7 @@ def test_an_exit_of_the_loop_is_reported(made, monkeypatch, error):
 
 @pytest.mark.parametrize("finished", [0, 3])
 def test_an_error_of_the_update_is_its_own(made, monkeypatch, finished):
-    """With an asynchronous schedule the batch may have been complete before the step in which one group failed."""
+    """An asynchronous schedule may have completed the batch before the step in which one group failed."""
     upstream(monkeypatch, "step", failing(KeyError("advantages"), groups=1, finished=finished))
     with pytest.raises(KeyError, match="advantages"):
         made.step({}, {})
@@ -123,7 +123,7 @@ def test_refills_end_when_more_than_a_batch_has_failed_in_a_step(made, monkeypat
 
 
 def test_a_step_ends_with_the_fault_that_another_process_reported(made, monkeypatch):
-    """Before its checkpoint, and also if the run would end before the driver reads the report."""
+    """The step ends before its checkpoint, also if the run would end before the driver reads the report."""
     upstream(monkeypatch, "step", lambda self: None)
     monkeypatch.setattr(watched_run, "reported_faults", lambda: ["the reward function's acc is 'yes'"])
     with pytest.raises(RunError, match="the reward function's acc is 'yes'"):
@@ -258,7 +258,7 @@ def test_a_run_that_skipped_all_updates_does_not_end_well(made, monkeypatch, bat
 
 
 def test_a_run_whose_gradients_are_all_0_does_not_end_well(made, monkeypatch, batch):
-    """Unless it is short: a trial of some steps may have no right response."""
+    """Short runs may: a trial of some steps may have no right response."""
     for norms, learnt in ([0.0] * 9, True), ([0.0] * 9 + [NAN], False), ([0.0] * 9 + [0.1], True):
         made.updates = made.idle_updates = made.skipped_updates = 0
         upstream(monkeypatch, "fit", lambda self, norms=norms: trained(self, monkeypatch, batch.batch(), norms))
@@ -275,7 +275,7 @@ def rewarded(queue, *rewards: float) -> None:
 
 
 def warned(made, queue, capsys) -> str:
-    """What the run prints in four steps; the metric counts them."""
+    """Return what the run prints in four steps; the metric counts their batches with equal rewards."""
     for step in range(4):
         made._compute_advantage(queue.batch(), metrics := {})
         assert metrics["training/batches_with_equal_rewards"] == step + 1

@@ -43,7 +43,7 @@ def config_of(values: dict) -> DictConfig:
 
 
 def trainer_of(values: dict) -> ExploreTrainer:
-    """At step 1 of 10."""
+    """Return a trainer at step 1 of 10."""
     trainer = ExploreTrainer(config_of(values))
     trainer.global_steps, trainer.total_training_steps = 1, 10
     return trainer
@@ -57,7 +57,7 @@ def prompts_of(questions: Sequence[str], **columns: list) -> TensorDict:
 
 
 class MemoryQueue:
-    """What a step needs of `transfer_queue`'s key-value interface; `rows` and `tags` are what it holds, by key."""
+    """A stand-in for the part of `transfer_queue` that a step uses; `rows` and `tags` are its content by key."""
 
     def __init__(self, monkeypatch):
         self.rows: dict[str, dict] = {}

@@ -1,4 +1,4 @@
-"""What the reward for mathematics reads of a response, and hostile answers with a clock."""
+"""Tests of what the reward for mathematics reads in a response, and of the time that hostile answers take."""
 
 import os
 import subprocess

@@ -16,7 +16,7 @@ ARPO = Path(__file__).resolve().parents[3] / "recipe/arpo/config"
 
 @pytest.fixture(autouse=True)
 def key(monkeypatch, tmp_path):
-    """What the tools need; relative paths are below an empty folder."""
+    """Set up the keys and the corpus that the tools need; relative paths are below a folder of the test."""
     monkeypatch.setenv("BRIGHTDATA_API_KEY", "k3y")
     monkeypatch.setenv("BRIGHTDATA_ZONE", "zone")
     monkeypatch.setenv("PWD", str(tmp_path))

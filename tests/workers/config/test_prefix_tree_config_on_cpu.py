@@ -19,7 +19,7 @@ def engines(config) -> list[str]:
     OmegaConf.resolve(config.actor_rollout_ref)
     OmegaConf.set_struct(config, False)
     ref = config.actor_rollout_ref.ref
-    for key in ("log_prob_micro_batch_size", "log_prob_micro_batch_size_per_gpu"):  # as upstream's worker does
+    for key in ("log_prob_micro_batch_size", "log_prob_micro_batch_size_per_gpu"):  # upstream's worker does this
         ref[key.replace("log_prob", "ppo")] = ref.pop(key)
     ref.use_dynamic_bsz, ref.ppo_max_token_len_per_gpu = (
         ref.pop(f"log_prob_{key}") for key in ("use_dynamic_bsz", "max_token_len_per_gpu")

@@ -74,7 +74,7 @@ def test_few_tokens_are_scored_at_once(credit, bound):
         (["hardware=gpu", "actor_rollout_ref.rollout.full_determinism=true"], True),
     ],
 )
-def test_where_requests_carry_seeds(recipe, overrides, sent):
+def test_requests_carry_seeds_on_the_cpu_or_if_the_config_says_so(recipe, overrides, sent):
     config = composed(recipe, *overrides)
     choose_seeds(config)
     assert OmegaConf.select(config, SEEDS) == sent

@@ -171,7 +171,7 @@ def saved_bytes(weights=()):
 
 
 class SavesLikeTheKernel(torch.autograd.Function):
-    """What the varlen kernel keeps of its inputs; its result does not matter here."""
+    """A function that saves the inputs that the varlen kernel saves; its result does not matter here."""
 
     @staticmethod
     def forward(ctx, query, key, value):

@@ -13,7 +13,7 @@ def arrays(sequences: list[list[int]]) -> list[np.ndarray]:
 
 
 def prefixes(sequences: list[list[int]], kinds: list[float]) -> set:
-    """What a trie has one node for: every distinct (kind, prefix)."""
+    """Return every distinct (kind, prefix), for each of which a trie has one node."""
     pairs = zip(sequences, kinds, strict=True)
     return {(kind, tuple(sequence[: end + 1])) for sequence, kind in pairs for end in range(len(sequence))}
 

@@ -27,7 +27,7 @@ def tiny_model(kind: str, dtype=torch.float32, tied: bool = True, kv_heads: int 
 
 
 def _rms_norm(norm: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """In the input's precision; the models' own compute in float32."""
+    """Normalize in the input's precision; the models' own norms compute in float32."""
     return norm.weight * hidden * (hidden.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
 
 

@@ -1,4 +1,4 @@
-"""What tests of the rollout share."""
+"""A fixture that tests of the rollout share."""
 
 import pytest
 

@@ -148,7 +148,7 @@ def test_gains_of_turns_with_tools_add_up():
         return [log_prob(*before, *continuation[: at + 1]) for at in range(len(continuation))]
 
     def best(*before) -> float:
-        """By hand: the likelier of the answers k, and c d, behind the closing text b."""
+        """Return by hand the mean log-prob of the likelier answer, k or c d, after the closing text b."""
         read = [*PROMPT, *before, 1]
         return max(log_prob(*read, 10), (log_prob(*read, 2) + log_prob(*read, 2, 3)) / 2)
 

@@ -1,4 +1,4 @@
-"""What becomes of a group: its status, its rows, its seeds.
+"""Tests of a group's rollout: its status, its rows, its seeds.
 
 The queue and the scorer are stand-ins here; the whole path on the real stack is in tests/e2e.
 """
@@ -170,7 +170,7 @@ def test_the_cause_of_a_failure_is_its_own(queue, uid, cause):
 
 
 def test_an_engine_that_computes_nan_ends_the_run(queue, monkeypatch):
-    """At once: its replica fails its groups first, and would get all others."""
+    """The run ends at once: a replica that fails its groups first would get all others."""
     worker, published, *_ = queue
     reports = []
     monkeypatch.setattr(group_rollout, "report_fault", reports.append)

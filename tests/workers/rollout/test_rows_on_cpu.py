@@ -126,7 +126,7 @@ async def test_rows_are_upstreams(make, lengths, validate):
     assert len({row["extra_fields"]["reward_extra_info"]["seen"] for _, row, _, _ in put}) > len(lengths) // 2
 
 
-async def test_what_is_put_during_a_write_goes_out_together(make, monkeypatch):
+async def test_entries_put_during_a_write_share_the_next_write(make, monkeypatch):
     worker, put = make()
     writer, write, sizes = worker.queue["train"], agent_loop_tq.tq.async_kv_batch_put, []
 

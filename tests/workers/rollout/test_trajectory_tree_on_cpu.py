@@ -58,7 +58,7 @@ def log_prob_of(prefix: Trajectory) -> float:
 
 
 def segments_of(trajectory: Trajectory, begin: int, generator: random.Random) -> list[Segment]:
-    """From part `begin` on, cut where the author changes and at random."""
+    """Return the segments from part `begin` on, cut where the author changes and at random."""
     segments: list[Segment] = []
     for i in range(begin, len(trajectory)):
         author, tokens, state = trajectory[i]

@@ -1,5 +1,4 @@
-"""What all policies have in common: `grow`, `finish`, rows; and the two that never branch, with and without an
-environment."""
+"""Tests of what all policies share (`grow`, `finish`, rows), and of the two policies that never branch."""
 
 import asyncio
 

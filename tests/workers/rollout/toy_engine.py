@@ -97,7 +97,7 @@ def answer_to(turn, max_tokens) -> list[int]:
 
 
 def game_step(actions) -> Step:
-    """What the game returns after these actions, of which the last one is new: tokens that follow from all of them."""
+    """Return the game's step after these actions, of which the last one is new; its tokens depend on all of them."""
     draw = random.Random(f"game {[list(action) for action in actions]}")
     observation = tuple(draw.randrange(VOCAB) for _ in range(draw.randint(1, 5)))
     return Step(observation, float(len(actions)), done=draw.random() < 0.3)
@@ -169,7 +169,7 @@ class Game(StatefulEnvironment):
 
 
 def rewritten(actions) -> list[int] | None:
-    """What the model reads after these actions in a `RewrittenGame`; None for everything before."""
+    """Return the prompt that replaces a `RewrittenGame`'s context after these actions, or None if the context stays."""
     return None if len(actions) % 2 else [4, *actions[-1]]
 
 

@@ -21,8 +21,8 @@ from verl.workers.rollout.prompt_task import PromptSettings, PromptTask
 from verl.workers.rollout.trajectory_tree import TREE_DATA
 from verl.workers.rollout.tree_rollout import rows_of
 
-# of each prompt: x of its pivots, and its rows: reward and pivot. p: a right and a wrong branch, then two wrong ones
-# (main trajectories that are right do not count); q has no pivot
+# prompt -> x of its pivots, and rows (reward, number of the pivot or 0). p: a right and a wrong branch at the first
+# pivot, two wrong ones at the second (right main trajectories do not count); q has no pivot
 PROMPTS = {
     "p": ([0.25, 0.75], [(1.0, 0), (0.0, 0), (0.0, 1), (1.0, 1), (0.0, 2), (0.0, 2)]),
     "q": ([], [(1.0, 0)] * 6),

@@ -94,7 +94,7 @@ def test_loss_and_gradient_token_by_token(seed, denominator):
 
 
 def gradient(name: str, batch, mode: str, weights=None, is_weights=None, **changes) -> torch.Tensor:
-    """Of the loss `name`, within forking if there are weights."""
+    """Return the gradient of the loss `name`, or of the loss `forking` around it if there are weights."""
     entropy, mask, old, new, advantages = batch
     config = actor_config("forking" if weights is not None else name, forking_loss=name, **changes)
     fields = {ENTROPY_H: compute_entropy_h(entropy, mask)[0], ENTROPY_RANK: entropy_rank(entropy, mask)[0]}

@@ -13,7 +13,7 @@ from verl.trainer.checks.parts import check_parts
 
 
 def advantage(accuracy: list, k: int, index=None) -> torch.Tensor:
-    """Of responses with two tokens each; the rewards say nothing."""
+    """Return the advantages of responses with two tokens each; their rewards are equal and tell nothing."""
     mask = torch.ones(len(accuracy), 2)
     rewards = torch.full(mask.shape, 0.3)
     index = np.array(["p"] * len(accuracy) if index is None else index, dtype=object)

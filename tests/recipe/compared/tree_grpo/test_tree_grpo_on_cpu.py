@@ -50,7 +50,7 @@ def test_trajectories_go_on_from_ends_of_steps_of_their_tree(seed, shape):
 
 
 def test_every_end_of_a_step_is_drawn_alike_and_no_other_place():
-    """So many draws that each comes often. In the second round an end that many trajectories have still counts once."""
+    """A round has 200 draws, so that each end comes often. In the second round an end that many share counts once."""
     engine = Recorder(Script([2, 0, 2, 1, 2, 2, 5, EOS]))
     grown(engine, M=1, N=200, L=2)
     for of_round in (engine.asked[1:201], engine.asked[201:]):
@@ -67,7 +67,7 @@ def test_a_delimiter_may_lie_across_tokens():
 
 
 def tree_of_row(tree):
-    """For each trajectory the index of its first segment."""
+    """Return the index of each trajectory's first segment."""
     return [ids[0] for ids in tree.segment_ids()]
 
 

@@ -1,4 +1,4 @@
-"""What the registry says of losses holds for upstream's functions, and of ours."""
+"""Upstream's losses behave as our registry says, and a run prints the registry's warnings before it starts."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ BY_MICRO_BATCH = ["clip_cov", "kl_cov"]
 
 
 def loss_and_gradient(name, log_ratio, advantages, mode="token-sum", old=-1.0, **changes):
-    """Of one row; `old` is the old policy's log-prob of all its tokens."""
+    """Return loss and gradient of one row; `old` is the old policy's log-prob of each of its tokens."""
     log_ratio, advantages = torch.tensor([log_ratio]), torch.tensor([advantages])
     old = torch.full_like(log_ratio, old)
     log_prob = (old + log_ratio).requires_grad_()

@@ -100,7 +100,7 @@ def test_walks_are_drawn_evenly_from_all_and_from_the_right_ones():
 
 
 def test_demonstrations_keep_the_rules_and_are_right_as_often_as_asked(written):
-    verdicts: dict[int, list[float]] = {}  # by number of steps
+    verdicts: dict[int, list[float]] = {}  # number of steps -> verdicts
     for messages in written["sft"]["messages"]:
         start, target, steps, operations = shown(messages[0]["content"])
         truth = {"start": start, "target": target, "steps": steps, "operations": operations, "limit": CONFIG.limit}
@@ -134,13 +134,13 @@ TOKENIZER = make_tokenizer(MODEL.max_length, MODEL.extra_words)
 
 
 def step_of(*texts: str) -> Step:
-    """Of the texts of its problem, of what is before it, and its own."""
+    """Return a step made of three texts: its problem, what precedes it, and its own."""
     problem, before, tokens = (TOKENIZER.encode(text, add_special_tokens=False) for text in texts)
     return Step(problem=problem, before=before, parent=[], tokens=tokens, decode=TOKENIZER.decode)
 
 
 def arrives(value, steps, problem):
-    """By trying all walks."""
+    """Return whether a walk of this many steps leads from the value to the target, by trying all walks."""
     if steps == 0:
         return value == problem.target
     results = (apply(operation, value, problem.limit) for operation in problem.operations)
@@ -226,6 +226,6 @@ def test_a_row_is_refused_before_a_run_as_it_is_by_the_reward(truth, message):
 
 
 def test_good_rows_are_not_refused():
-    arrays = TRUTH | {"operations": np.array(TRUTH["operations"]), "target": np.int64(22)}  # as pandas reads parquet
+    arrays = TRUTH | {"operations": np.array(TRUTH["operations"]), "target": np.int64(22)}  # types from parquet
     for truth in (TRUTH, arrays, json.dumps(TRUTH), TRUTH | {"start": 3.0}):
         check_row("walk", truth, None, format_score=0.1)

@@ -42,7 +42,7 @@ def truths(frame) -> list[str]:
 
 
 def reachable(numbers: list[int]) -> set[float]:
-    """What the numbers make in reading order, each with any operation."""
+    """Return every result of the numbers in reading order, with any operation between two of them."""
     values = {float(numbers[0])}
     for number in numbers[1:]:
         steps = (operator.add, operator.sub, operator.mul, operator.truediv)
@@ -77,7 +77,7 @@ def test_no_problem_is_in_two_splits_by_other_names(written):
 
 
 def test_no_problem_is_in_two_splits_in_other_sentences(tmp_path):
-    """Of few numbers, so that many problems say the same."""
+    """Numbers up to 10 and a single operation give many problems the same content."""
     config = WordProblemsConfig(train_size=300, valid_size=20, test_size=30, max_operations=1, max_number=10)
     contents = {
         split: {content_of(problem) for problem in draw_problems(config, split, random.Random(0))}

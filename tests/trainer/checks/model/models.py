@@ -33,7 +33,7 @@ PUBLISHED = {
 
 
 def model(name: str):
-    """What the config.json of a published model says."""
+    """Return the config of a published model, with the sizes of its config.json."""
     return decoder(*next(shape for part, (_, shape) in PUBLISHED.items() if part in name))
 
 

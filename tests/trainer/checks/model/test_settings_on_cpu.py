@@ -58,7 +58,7 @@ def test_a_model_with_too_few_positions_is_refused_on_the_side_that_lacks_them()
 
 
 def test_a_gpu_run_needs_the_package_flash_attn():
-    """It is not installed here. A machine without a GPU, such as a login node, tells nothing of the workers."""
+    """The package is not installed here. A login node without a GPU says nothing about the workers' packages."""
     with pytest.raises(ValueError, match="flash-attn is not installed"):
         check_attention(run_config(), cuda_is_here=True)
     config = run_config()

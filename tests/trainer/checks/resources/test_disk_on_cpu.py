@@ -67,7 +67,7 @@ def test_a_disk_without_room_is_refused(config, monkeypatch):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_shared_memory_must_hold_the_weights_that_the_trainer_sends(tmp_path, monkeypatch, tied):
-    """They are the model's state, in which a tied head is a tensor of its own."""
+    """The trainer sends the model's state, in which a tied head is a tensor of its own."""
     hf_config = decoder(*TINY, tied)
     hf_config.save_pretrained(tmp_path)
     state = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32).state_dict()
@@ -85,7 +85,7 @@ def test_shared_memory_must_hold_the_weights_that_the_trainer_sends(tmp_path, mo
 
 def test_shared_memory_must_hold_nccls_on_several_gpus(tmp_path, monkeypatch):
     config = composed("grpo_trainer", "hardware=gpu", "trainer.n_gpus_per_node=8")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**26))  # as in Docker
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**26))  # Docker's default
     with pytest.raises(ValueError, match=r"has 64 MB free, and 8 GPUs \(NCCL\) need 512 MB there: .* --shm-size=1g"):
         check_shared_memory(config, str(tmp_path))
     config.trainer.n_gpus_per_node = 1

@@ -20,7 +20,7 @@ from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
 
 ESTIMATORS = ("arpo_hard", "tree_path", "tree_gain", "treerl")
 GROUP = (Compares.GROUP, Compares.GROUP_THEN_MORE)
-# those that need nothing but rewards
+# credits that need nothing but rewards
 GROUP_RELATIVE = {
     name
     for name, credit in parts("credit").items()
@@ -67,7 +67,7 @@ def test_the_advantages_by_hand():
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_a_segment_cut_in_two_is_still_one_node(estimator):
-    """Where a tool's result or a step ends a segment without a fork, nothing is decided."""
+    """Nothing is decided where a tool's result or a step ends a segment without a fork."""
     index, segment_ids, mask, rewards = random_forest(3)
     cut = torch.where(torch.arange(segment_ids.shape[1]) % 2 == 1, segment_ids + 1000, segment_ids)
     cut = torch.where(segment_ids >= 0, cut, -1)
@@ -168,7 +168,7 @@ def group_relative(name: str, rewards, mask, index) -> torch.Tensor:
     return get_adv_estimator_fn(name)(rewards, mask, index=index, config={}, **extra)[0]
 
 
-@pytest.mark.parametrize("name", sorted(GROUP_RELATIVE - {"grpo_passk"}))  # which raises where a row is alone
+@pytest.mark.parametrize("name", sorted(GROUP_RELATIVE - {"grpo_passk"}))  # grpo_passk raises for a row alone
 def test_these_compare_the_rows_of_a_prompt(name):
     rewards, mask = torch.zeros(4, 3), torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0.0]])
     rewards[:, 0] = torch.tensor([1.0, 0.0, 7.0, 3.0])

@@ -34,7 +34,7 @@ class Script:
         tokens = self.turns[(len(self.read) - 1) % len(self.turns)]
         text = tokenizer_of(self.name).decode(tokens)
         for stop in request.stop:
-            if stop in text:  # as vLLM, up to the token that completes it
+            if stop in text:  # vLLM ends with the token that completes it
                 n = next(n for n in range(len(tokens) + 1) if stop in tokenizer_of(self.name).decode(tokens[:n]))
                 tokens = tokens[:n]
         tokens = tokens[: request.max_tokens]

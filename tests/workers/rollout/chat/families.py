@@ -27,7 +27,7 @@ class Family(NamedTuple):
     """A model family, whose template is the file of its name in templates/."""
 
     model_type: str
-    format: str  # of its calls
+    format: str  # name of the format of its calls
     special: tuple[str, ...]  # tokens; the first ends a turn, the second a text
     added: tuple[str, ...] = ("<tool_call>", "</tool_call>")  # other control tokens
 

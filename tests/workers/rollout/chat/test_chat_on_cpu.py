@@ -210,7 +210,7 @@ def test_a_row_with_an_unknown_tool_is_refused(row, names):
 
 
 def test_verls_yaml_of_tools_and_file_of_functions_suffice(tmp_path):
-    """Without an entry of `tool_instances`; the tools of both are called."""
+    """The config needs no entry of `tool_instances`; the tools of both files are called."""
     listed = {"class_name": "verl.tools.base_tool.BaseTool", "config": {"type": "native"}, "tool_schema": DOUBLE}
     OmegaConf.save({"tools": [listed]}, tmp_path / "tools.yaml")
     keys = {"tool_config_path": tmp_path / "tools.yaml", "function_tool_path": FUNCTIONS}

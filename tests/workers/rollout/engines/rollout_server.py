@@ -13,7 +13,7 @@ from verl.workers.rollout.replica import RolloutMode  # noqa: E402
 from verl.workers.config import HFModelConfig, RolloutConfig  # noqa: E402
 from verl.workers.rollout.engines.top_logprobs_server import TopLogprobsServer  # noqa: E402
 
-# what the constructor sets for the processes that it starts
+# variables that the constructor sets for the processes that it starts
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "VERL_REPLICA_RANK", "VERL_RAY_JOB_ID")
 
 

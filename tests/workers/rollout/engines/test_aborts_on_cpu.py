@@ -21,7 +21,7 @@ from vllm.v1.outputs import LogprobsLists  # noqa: E402
 from tests.workers.rollout.engines.rollout_server import make_server  # noqa: E402
 
 TEXT = "abcdefgh" * 4
-TOP = [(70, -0.5), (71, -1.0), (72, -2.0)]  # of every step; the sampled token is less likely than these
+TOP = [(70, -0.5), (71, -1.0), (72, -2.0)]  # candidates of every step; the sampled token is less likely than these
 SAMPLED = -3.0
 
 
@@ -36,7 +36,7 @@ class Engine:
     async def generate(self, *, prompt, sampling_params, request_id, lora_request, priority):
         known = {"request_id": request_id, "external_req_id": request_id, "sampling_params": sampling_params}
         known |= {"prompt_token_ids": prompt["prompt_token_ids"], "arrival_time": 0.0}
-        # what else has no default differs between versions
+        # the other fields without a default differ between versions
         parameters = inspect.signature(EngineCoreRequest).parameters.values()
         required = {field.name: None for field in parameters if field.default is field.empty}
         request = EngineCoreRequest(**{**required, **known})
@@ -115,7 +115,7 @@ def complete(output, tokens):
 
 @pytest.mark.parametrize(("server", "outputs"), [(False, 2), (True, 20)], indirect=["server"])
 def test_a_whole_response(server, tokenizer, outputs):
-    """With routing replay an output holds all tokens' experts, so that none may be left out."""
+    """Outputs are merged into two, except with routing replay: merging would lose the tokens' experts."""
     output = asyncio.run(ask(server))
     complete(output, tokenizer.encode(TEXT)[:20])
     assert output.stop_reason == "completed"
@@ -134,7 +134,7 @@ def test_outputs_before_the_first_read_are_whole(server, engine, monkeypatch, ch
 
 
 def test_a_stop_text_ends_with_the_token_that_completes_it(server, tokenizer):
-    """Its text is decoded, although the candidates' is not."""
+    """The response's text is decoded, although the candidates' is not."""
     output = asyncio.run(ask(server, stop=["cde", "zz"], skip_special_tokens=False))
     complete(output, tokenizer.encode("abcde"))
     assert output.stop_reason == "completed"
@@ -158,7 +158,7 @@ async def test_a_request_that_nobody_waits_for_is_cancelled_in_the_engine(server
 
 
 async def test_aborted_requests_keep_what_they_have_and_late_ones_wait_for_the_resumption(server, engine, tokenizer):
-    """As upstream's asynchronous trainers do around a weight sync."""
+    """Upstream's asynchronous trainers make these calls around a weight sync."""
 
     running = asyncio.create_task(ask(server))
     while engine.outputs == 0:

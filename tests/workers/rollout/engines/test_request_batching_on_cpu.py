@@ -27,7 +27,7 @@ class Server(BatchingServer):
         return prompt
 
     def handle(self):
-        """As Ray's: a call begins at once, and ends with an error when the actor dies."""
+        """Return a handle like Ray's: a call begins at once, and ends with an error when the actor dies."""
 
         def remote(method):
             async def ended_by_death(call):

@@ -128,7 +128,7 @@ async def scores_are_the_models(engine: VLLMEngine, model) -> None:
 
 @pytest.mark.slow
 def test_the_v2_runners_scores_are_the_models_whatever_its_cache_holds(model_folder, model):
-    """In another process, because vLLM behaves differently where it finds Triton."""
+    """The engine runs in another process, because vLLM behaves differently where it finds Triton."""
     prompt, long = list(range(10, 110)), list(range(60, 130))
     scored = [(prompt, [7, 8, 9]), (prompt, [9, 8, 7]), *cases(8), (prompt, long), (prompt, long)]
     command = [sys.executable, str(Path(__file__).with_name("v2_scores.py")), model_folder, str(BLOCK)]

@@ -1,6 +1,6 @@
-"""What the rollout server makes of vLLM's log-probabilities.
+"""Tests of the candidates and entropies that the rollout server computes from vLLM's log-probabilities.
 
-tests/recipe/latr/test_latr_on_vllm_on_cpu.py has vLLM itself.
+tests/recipe/latr/test_latr_on_vllm_on_cpu.py does the same on a real vLLM engine.
 """
 
 import asyncio

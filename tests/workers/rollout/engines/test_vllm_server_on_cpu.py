@@ -71,7 +71,7 @@ class UpstreamServer:
         if self.aborts:
             self.version, reason, keep = version + 1, "aborted", self.aborts.pop(0)
         made = await self.engine.generate(GenerationRequest(prompt_ids, **sampling_params))
-        if keep is not None and keep >= len(made.token_ids):  # it ends before it can be aborted
+        if keep is not None and keep >= len(made.token_ids):  # the request ends before it can be aborted
             reason = "completed"
         reported = {"top_logprobs": made.top_logprobs, "entropies": made.entropies}
         return TokenOutput(
@@ -88,7 +88,7 @@ class UpstreamServer:
 
 @ray.remote
 class Server(BatchingServer, UpstreamServer):
-    """As `TopLogprobsServer`."""
+    """A stand-in for `TopLogprobsServer`."""
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ class Stack:
         return ray.get(self.balancer.counted.remote())
 
     def requests(self) -> list[int]:
-        """That each server got."""
+        """Return the number of requests that each server got."""
         return ray.get([server.count.remote() for server in self.servers.values()])
 
 
@@ -192,7 +192,7 @@ def test_groups_are_spread_evenly_and_a_request_of_no_group_gives_its_server_bac
 @pytest.mark.parametrize("client", [LLMServerClient, FullyAsyncLLMServerClient])
 @pytest.mark.parametrize("abort_at", [0, 3])
 def test_an_aborted_request_goes_on_from_its_tokens(actors, model, abort_at, client, monkeypatch):
-    """As upstream's asynchronous trainers abort it; their client would keep the tokens and nothing else."""
+    """Upstream's asynchronous trainers abort requests like this; their client would keep nothing but the tokens."""
     monkeypatch.setattr(vllm_server, "REJECTED_SECONDS", 0.01)
     inside = TransformersEngine(model, TOKENIZER)
     stack = Stack(actors, inside, client=client, aborts=[abort_at])
@@ -252,7 +252,7 @@ def test_a_stop_text_that_an_abort_has_cut_in_two_still_ends_a_request(actors, c
 
 
 def test_a_lookalike_of_a_stop_texts_rest_ends_no_request(actors):
-    """After the abort, at `x<think>s`, the server looks for the `c` of `sc`, which it finds in `<search>`."""
+    """The server is aborted at `x<think>s` and then looks for the `c` of `sc`, which it finds in `<search>`."""
     stack = Stack(actors, toy_agent.ToyPolicy(), aborts=[3])
     options = {"max_tokens": 200, "seed": 1, "stop": ["sc", "</search>"], "temperature": 1.0}
     made = asyncio.run(generate(stack.engine, toy_agent.encode("assistant\n"), **options))
@@ -277,7 +277,7 @@ def test_an_aborted_group_asks_for_a_server_once_and_its_seeds_go_on(actors, mod
 
 
 def test_a_group_goes_on_elsewhere_when_its_server_has_left(actors, model, monkeypatch):
-    """As a trainer's own servers do: they leave the balancer, then reject what comes."""
+    """A trainer's own servers first leave the balancer, and then reject every request."""
     monkeypatch.setattr(vllm_server, "REJECTED_SECONDS", 0.01)
     stack = Stack(actors, TransformersEngine(model))
 

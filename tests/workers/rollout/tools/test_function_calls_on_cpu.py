@@ -1,4 +1,4 @@
-"""What the model writes as arguments of a function."""
+"""Tests of how the arguments that a model writes for a function are read."""
 
 import pytest
 

@@ -116,7 +116,7 @@ class PythonNotes(NoteTool):
 
 
 def test_calls_of_tools_that_a_row_does_not_select_end_no_turn():
-    """As with environment=chat, the row says so by `extra_info.tool_selection` or a column `tools`."""
+    """A row selects tools by `extra_info.tool_selection` or a column `tools`, as with environment=chat."""
     entries = {name: {"class_path": f"{__name__}.{name}"} for name in ("NoteTool", "PythonNotes")}
     worker = Tools(ToolBox(ToolsConfig(tool_instances=entries)), Protocol(TOKENIZER, ["search", "python"]))
     turn = encode("<search>x</search><python>1</python>")

@@ -43,7 +43,7 @@ TIMEOUTS = {
 
 
 class Host:
-    """What the programs must not harm."""
+    """The files, process and sockets that the programs must not harm."""
 
     def __init__(self, folder: Path):
         self.secret, self.keep = folder / "secret", folder / "keep" / "file"
@@ -75,7 +75,7 @@ class Host:
         }
 
     def harm(self) -> list[str]:
-        """What has changed, and who has knocked."""
+        """Return what has changed, who has connected, and which processes are left."""
         after = self.state()
         harm = [f"{name}: {self.before[name]} -> {after[name]}" for name in after if after[name] != self.before[name]]
         for name, receive in (("TCP", self.listener.accept), ("UDP", lambda: self.datagrams.recv(1))):

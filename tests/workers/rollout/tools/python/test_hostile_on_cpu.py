@@ -21,7 +21,7 @@ from verl.workers.rollout.tools.python.session import NEW_SESSION
 from verl.workers.rollout.tools.python.tool import AHEAD, PythonTool
 
 ATTACK = Path(__file__).parent / "attack.py"
-SYSTEM_PYTHON = "/usr/bin/python3"  # that every user can read
+SYSTEM_PYTHON = "/usr/bin/python3"  # a Python that every user can read
 # without Landlock a program sees what all users see, and can leave files where all users can
 KNOWN = {"memory of the trainer", "home directories", "writing outside", "devices"}
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to give up root's rights")
@@ -37,7 +37,7 @@ KINDS = {
 
 
 def attack(setting, folder, *interpreter):
-    """What attack.py tells. Its folder is closed to other users, as a user's own is."""
+    """Return the report of attack.py. Its folder is closed to other users, like a user's own."""
     command = [sys.executable, str(ATTACK), str(folder), *interpreter]
     for part in reversed(setting):
         command = command_in(part, command)

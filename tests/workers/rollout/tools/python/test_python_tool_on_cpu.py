@@ -75,7 +75,7 @@ def test_results(host):
 
 
 def test_equal_programs_print_their_sets_in_equal_order(host):
-    """With other hash seeds in each run the trajectories after a call would differ in spite of equal seeds."""
+    """Trajectories with equal seeds would differ after a call if each run had another hash seed."""
     program = "print({str(i) for i in range(99)})\nimport sys\nprint('' in sys.path, hash('a'))"
     fresh = [sys.executable, "-c", f"import sys\ndel sys.path[0]\n{program}"]
     done = subprocess.run(fresh, env={"PYTHONHASHSEED": "0"}, capture_output=True, text=True, check=True)
@@ -169,7 +169,7 @@ def test_programs_leave_nothing_on_their_standard_input(host):
 
 
 def test_a_pool_of_threads_that_is_alive_at_the_end_is_no_fault():
-    """At the exit the main thread is gone first; the others are seen alive while 400 MB are given back."""
+    """The main thread exits first; the others are still seen alive while 400 MB are given back."""
     program = """
         import threading, time
         kept = bytearray(b"x") * (400 << 20)
@@ -244,7 +244,7 @@ def test_a_lost_interpreter_is_replaced_and_close_ends_everything(host):
 
 
 def test_programs_that_wait_and_are_killed_are_replaced(host):
-    """As the kernel kills them where the machine runs out of memory."""
+    """The kernel kills them like this when the machine runs out of memory."""
     host.call("1")
     waiting = [process for process in host.processes() if process.ppid() != os.getpid()]
     for process in waiting:
@@ -292,7 +292,7 @@ def test_preload_and_another_interpreter(tmp_path):
         assert other.call(look.replace("fractions", "frac' + 'tions")) == ("False False\n", None)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "envs" / "some"], check=True)
     with Host(conda_path=str(tmp_path), conda_env="some") as other:
-        other.do(other.tool.start(timeout=60))  # it has neither numpy nor sympy
+        other.do(other.tool.start(timeout=60))  # the environment has neither numpy nor sympy
         assert other.call("import sys; sys.prefix") == (f"'{tmp_path / 'envs' / 'some'}'\n", None)
 
 

@@ -15,7 +15,7 @@ from verl.workers.rollout.tools.python.tool import PythonTool
 
 
 def run_code(request):
-    """What the server answers: the program in a fresh interpreter, as its python runner does."""
+    """Run the program in a fresh interpreter, like the server's python runner, and return the server's answer."""
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-c", request["code"]],
