@@ -140,9 +140,9 @@ def test_evaluation_and_the_trainers_validation_agree(inputs, server):
     command = ["bash", "scripts/eval-countdown.sh", "run", f"server.url={server}", f"n={N_VAL}"]
     command += [f"server.tokenizer={checkpoint(inputs)}", f"output_dir={inputs}/results"]
     env = imports_made() | {"DATA_DIR": str(inputs), "HARDWARE": "cpu"}
-    told = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
-    (result,) = parse_result_lines(told.stdout.splitlines())
+    output = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert output.returncode == 0, output.stderr
+    (result,) = parse_result_lines(output.stdout.splitlines())
     rows = [json.loads(line) for line in (inputs / "results/run/countdown.jsonl").read_text().splitlines()[1:]]
     samples = pd.DataFrame(rows)
     # standard error of the difference of two means, each of as many samples, which are drawn question by question

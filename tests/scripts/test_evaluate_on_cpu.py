@@ -51,8 +51,8 @@ def test_training_files_are_not_evaluated(tmp_path, monkeypatch):
         trained.to_parquet(folder / f"{name}.parquet")
     pd.DataFrame([{"messages": ["p", "1"]}]).to_parquet(folder / "sft.parquet")
     pd.DataFrame([{"problem": "p", "answer": "1"}]).to_parquet(folder / "of_the_hub.parquet")
-    found = [Path(file).stem for file in _files_under_outputs("math")]
-    assert found == ["math", "of_the_hub", "test"]
+    stems = [Path(file).stem for file in _files_under_outputs("math")]
+    assert stems == ["math", "of_the_hub", "test"]
 
 
 def test_shards_are_to_be_merged_unless_the_trainer_saved_a_model(tmp_path, monkeypatch):
@@ -110,14 +110,14 @@ def inputs(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("script", "overrides", "told"), table(__file__, "dry runs"))
-def test_a_dry_run_tells_the_plan_and_starts_nothing(script, overrides, told, inputs):
+@pytest.mark.parametrize(("script", "overrides", "plan"), table(__file__, "dry runs"))
+def test_a_dry_run_tells_the_plan_and_starts_nothing(script, overrides, plan, inputs):
     env = {**os.environ, "DRY_RUN": "1", "HARDWARE": "cpu", "BENCHMARKS": "math500"}
     env |= {"DATA_DIR": f"{inputs}/countdown", "BRIGHTDATA_API_KEY": "none", "BRIGHTDATA_ZONE": "none"}
     options = [f"model={inputs}/model", *(override.format(inputs) for override in overrides)]
     (done,) = run_two_at_a_time([(["bash", script, "dry", *options], with_forks(env, [CPU]))])
     assert done.returncode == 0, done.stderr
-    for part in [*told, "nothing was started"]:
+    for part in [*plan, "nothing was started"]:
         assert part in done.stdout, done.stdout
     assert not (ROOT / "outputs/results/dry").exists()
 
@@ -141,7 +141,7 @@ def test_a_run_is_evaluated_with_the_profile_of_its_training(tmp_path, script, c
         command = ["bash", f"scripts/eval-{script}.sh", experiment]
         return subprocess.run(command, cwd=tmp_path, env=env | more, capture_output=True, text=True, check=True).stdout
 
-    for told, hardware, parts_of_command in (
+    for plan, hardware, parts_of_command in (
         (asked("on_cuda"), "gpu", gpu),
         (asked("by_name_gpu_seed0"), "gpu", gpu),
         (asked("on_cuda", HARDWARE="cpu"), "cpu", gpu),
@@ -149,4 +149,4 @@ def test_a_run_is_evaluated_with_the_profile_of_its_training(tmp_path, script, c
         (asked("elsewhere"), "cpu", cpu),
         (asked("elsewhere", HARDWARE="gpu"), "gpu", gpu),
     ):
-        assert all(part in told for part in [f"HARDWARE={hardware}", *parts_of_command]), told
+        assert all(part in plan for part in [f"HARDWARE={hardware}", *parts_of_command]), plan

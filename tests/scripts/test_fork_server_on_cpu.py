@@ -95,8 +95,8 @@ def test_processes_that_a_fork_spawns_are_forks_too(served, tmp_path, bytecode):
         "if __name__ == '__main__':\n"
         "    p = m.get_context('spawn').Process(target=tell); p.start(); p.join(); print(p.exitcode)"
     )
-    told = python(served, str(tmp_path / "spawning.py"), env=served | {"PYTHONDONTWRITEBYTECODE": bytecode})
-    assert told.stdout.split() == ["True", "0"], told.stderr
+    output = python(served, str(tmp_path / "spawning.py"), env=served | {"PYTHONDONTWRITEBYTECODE": bytecode})
+    assert output.stdout.split() == ["True", "0"], output.stderr
 
 
 @pytest.mark.parametrize("difference", ["flag", "platform", "job", "no server"])

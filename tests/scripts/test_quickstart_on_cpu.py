@@ -9,8 +9,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_an_unknown_recipe_is_named():
     env = {**os.environ, "RECIPE": "grpo"}
-    told = subprocess.run(
+    output = subprocess.run(
         ["bash", "scripts/quickstart.sh"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60
     )
-    assert told.returncode == 2 and told.stdout == ""
-    assert told.stderr == "error: RECIPE=grpo: choose hato, latr, hapo or arpo\n"
+    assert output.returncode == 2 and output.stdout == ""
+    assert output.stderr == "error: RECIPE=grpo: choose hato, latr, hapo or arpo\n"

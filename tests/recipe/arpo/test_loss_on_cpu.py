@@ -41,9 +41,9 @@ def test_entropy_is_standardized_over_the_valid_tokens(seed):
     ids=["all masked", "no rows", "all equal", "nan outside the mask"],
 )
 def test_entropies_that_do_not_differ_change_nothing(entropy, mask, mean):
-    standardized, found, std = standardize_entropy(entropy, mask)
+    standardized, actual, std = standardize_entropy(entropy, mask)
     assert standardized.shape == entropy.shape and (standardized == 0).all()
-    assert found == pytest.approx(mean) and std < 1e-6
+    assert actual == pytest.approx(mean) and std < 1e-6
 
 
 def test_the_balanced_advantage_by_hand():

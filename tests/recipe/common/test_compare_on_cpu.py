@@ -180,11 +180,11 @@ def test_levels_are_the_published_ones():
 
 @pytest.mark.parametrize("looks", [5, 10])
 def test_without_a_difference_one_in_twenty_is_found_at_most(looks):
-    draws, found = np.random.default_rng(0).normal(size=(100_000, looks)), np.zeros(100_000, dtype=bool)
+    draws, results = np.random.default_rng(0).normal(size=(100_000, looks)), np.zeros(100_000, dtype=bool)
     for n, level in list(enumerate(nominal_levels(looks), start=1))[1:]:
         half = t_quantile(level, n - 1) * draws[:, :n].std(1, ddof=1) / n**0.5
-        found |= np.abs(draws[:, :n].mean(1)) > half
-    assert 0.044 < found.mean() <= 0.05
+        results |= np.abs(draws[:, :n].mean(1)) > half
+    assert 0.044 < results.mean() <= 0.05
 
 
 def rows_of(areas: dict[tuple, list[float | None]]) -> pd.DataFrame:
@@ -213,9 +213,9 @@ def test_a_method_leaves_when_its_difference_is_known():
     areas = {"grpo": base, "better": base + 0.2 + noise, "equal": base + noise / 20, "unsure": base + 4 * noise}
     areas["broken"] = np.array([0.1, np.nan, 0.1, 0.1, 0.1, 0.1])
     rows = rows_of({("seeds", name, "1e-4"): [*values] for name, values in areas.items()})
-    found = differences(rows, list(areas), looks=10)
-    assert list(found) == ["better", "equal", "unsure"] and found["better"][0] == pytest.approx(0.2)
-    assert still_in(found, half_width=0.02) == ["unsure"]
+    results = differences(rows, list(areas), looks=10)
+    assert list(results) == ["better", "equal", "unsure"] and results["better"][0] == pytest.approx(0.2)
+    assert still_in(results, half_width=0.02) == ["unsure"]
     first = differences(rows[rows["seed"] == 0], list(areas), looks=10)
     assert still_in(first, half_width=0.02) == list(areas)[1:], "one pair has no interval"
 

@@ -50,9 +50,9 @@ def gradient(rank: int, ranks: int, rows_per_micro_batch: int, shard: bool) -> t
 def on_a_rank(folder: str) -> None:
     dist.init_process_group("gloo")
     for rows_per_micro_batch in (1, 4):
-        found = gradient(dist.get_rank(), dist.get_world_size(), rows_per_micro_batch, shard=True)
+        actual = gradient(dist.get_rank(), dist.get_world_size(), rows_per_micro_batch, shard=True)
         if dist.get_rank() == 0:
-            torch.save(found, f"{folder}/{rows_per_micro_batch}.pt")
+            torch.save(actual, f"{folder}/{rows_per_micro_batch}.pt")
     dist.destroy_process_group()
 
 
@@ -64,8 +64,8 @@ def test_the_gradient_does_not_depend_on_the_ranks(tmp_path):
     done = torchrun(2, __file__, str(tmp_path))
     assert done.returncode == 0, done.stderr
     for rows_per_micro_batch in (1, 4):
-        found = torch.load(tmp_path / f"{rows_per_micro_batch}.pt")
-        torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-7)
+        actual = torch.load(tmp_path / f"{rows_per_micro_batch}.pt")
+        torch.testing.assert_close(actual, alone, rtol=1e-5, atol=1e-7)
 
 
 if __name__ == "__main__":

@@ -309,12 +309,12 @@ def dropped(queue):
 def test_every_credit_takes_dropped_rows_as_wrong_ones(dropped, credit):
     """Dropped rows get the advantages of rows whose answer got 0 from the verifier."""
     trainer(DROPPING, credit)._compute_advantage(dropped.batch(), {})
-    found = dropped.column("advantages")
+    actual = dropped.column("advantages")
     for row in dropped.rows.values():
         row["dropped"] *= 0
     trainer(DROPPING, credit)._compute_advantage(dropped.batch(), {})
-    assert rounded(found) == rounded(dropped.column("advantages"))
-    assert max(found["p_3_0"][2:]) < 0 and max(found["p_4_0"]) < 0 < min(found["p_0_0"][2:])
+    assert rounded(actual) == rounded(dropped.column("advantages"))
+    assert max(actual["p_3_0"][2:]) < 0 and max(actual["p_4_0"]) < 0 < min(actual["p_0_0"][2:])
 
 
 @pytest.mark.parametrize("filtered", [False, True])

@@ -25,9 +25,9 @@ def results(tmp_path_factory):
     return torch.load(folder / "results.pt")
 
 
-def close(found: dict, expected: dict) -> None:
+def close(actual: dict, expected: dict) -> None:
     for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
 def test_reptile_interpolates(results):

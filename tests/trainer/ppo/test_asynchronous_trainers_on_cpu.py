@@ -48,13 +48,13 @@ class Manager:
     """Stands for the rollout workers."""
 
     def __init__(self):
-        self.sent, self.told = [], []
+        self.sent, self.requests = [], []
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         self.sent.append(prompts)
 
     def stop(self) -> None:
-        self.told.append("stop")
+        self.requests.append("stop")
 
 
 def trainer_of(mode: str = "explore_colocate_async", **values):
@@ -154,7 +154,7 @@ def test_unfinished_prompts_are_given_up_at_the_end(mode, monkeypatch):
     manager = Manager()
     monkeypatch.setattr(PPOTrainer, "fit", lambda self, manager: setattr(self, "agent_loop_manager", manager))
     trainer_of(mode).fit(manager)
-    assert manager.told == ["stop"]
+    assert manager.requests == ["stop"]
 
 
 def test_trees_are_kept_of_prompts_that_began_in_their_step(queue, tmp_path):

@@ -7,8 +7,8 @@ from verl.trainer.ppo.group_diversity import compared_pairs, group_diversity
 
 def test_by_hand():
     # distances 1/4, 4/4, 4/4
-    found = group_diversity([[1, 2, 3, 4], [1, 2, 3, 5], [6, 7, 8, 9]], ["7", "7", None])
-    assert found == pytest.approx({"edit_distance": 0.75, "distinct_responses": 1.0, "distinct_answers": 2 / 3})
+    actual = group_diversity([[1, 2, 3, 4], [1, 2, 3, 5], [6, 7, 8, 9]], ["7", "7", None])
+    assert actual == pytest.approx({"edit_distance": 0.75, "distinct_responses": 1.0, "distinct_answers": 2 / 3})
 
 
 def test_equal_responses_and_a_single_one():

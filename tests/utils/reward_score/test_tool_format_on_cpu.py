@@ -17,15 +17,15 @@ FORMS = Path(__file__).with_name("tool_formats.txt").read_text(encoding="utf-8")
 
 @pytest.mark.parametrize("row", [line for line in FORMS if line and line[0] != "#"])
 def test_the_form_of_a_response_by_hand(row):
-    text, told = row.split(" | ")
+    text, message = row.split(" | ")
     for name, block in {"T": T, "R": R, "A": A, "S": S, "P": P, "\\n": "\n"}.items():
         text = text.replace(f"«{name}»" if len(name) == 1 else name, block)
     report = check_format(text.replace("^", ""))
-    if told.startswith("calls"):
+    if message.startswith("calls"):
         assert (report.problem, report.position) == (None, None) and report.well_formed
-        assert report.calls == told.split()[1:]
+        assert report.calls == message.split()[1:]
     else:
-        assert (report.problem, report.position) == (told, text.index("^")) and not report.well_formed
+        assert (report.problem, report.position) == (message, text.index("^")) and not report.well_formed
 
 
 def test_calls_answer_and_box_of_a_response():

@@ -111,15 +111,15 @@ def contexts_of(rank: int) -> list[list]:
     """Contexts of the mini-batch's rows: up to two, of which some begin alike; the end of one row is not trained."""
     from verl.workers.rollout.contexts import Context
 
-    rng, found = random.Random(rank + 7), []
+    rng, actual = random.Random(rank + 7), []
     begin = [rng.randrange(90) for _ in range(4)]
     for row, (prompt, response) in enumerate(zip(*mini_batch(rank), strict=True)):
         places = sorted(rng.sample(range(1, len(response)), row % 3))
         own = [Context(len(prompt) + at, begin + [rng.randrange(90) for _ in range(rng.randrange(4))]) for at in places]
         if row == 5:
             own = [*own[:1], Context(len(prompt) + len(response) - 2, None)]
-        found.append(own)
-    return found
+        actual.append(own)
+    return actual
 
 
 def with_contexts(data, contexts):

@@ -103,8 +103,8 @@ def test_gains_stand_at_the_ends_of_turns_and_shared_beginnings_are_scored_once(
         gains = asyncio.run(answer_gains(tree, likelihood(score, answers=("d", "c")), log_prob))
 
         def value(length: int, log_prob=log_prob) -> float:
-            found = -1.0 / (length + 1) - 2  # c is likelier than d
-            return found if log_prob else math.exp(found)
+            actual = -1.0 / (length + 1) - 2  # c is likelier than d
+            return actual if log_prob else math.exp(actual)
 
         first = value(3) - value(0)
         assert gains[0] == pytest.approx([math.nan, math.nan, first, math.nan, math.nan], nan_ok=True)

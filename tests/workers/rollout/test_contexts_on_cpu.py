@@ -131,8 +131,8 @@ def test_no_turn_reads_more_than_the_limit_nor_writes_beyond_the_models(most):
 
 def test_cells_hold_contexts():
     for contexts in ([], [Context(3, [7])], [Context(2, [5, 6]), Context(9, []), Context(12, None)]):
-        found = contexts_of_cell(contexts_cell(contexts))
-        assert [(start, ids if ids is None else list(ids)) for start, ids in found] == contexts
+        actual = contexts_of_cell(contexts_cell(contexts))
+        assert [(start, ids if ids is None else list(ids)) for start, ids in actual] == contexts
 
 
 def test_sequences_hold_every_trained_token_of_a_row_once():

@@ -59,5 +59,5 @@ def test_random_batches(norm, gamma):
         rewards = torch.zeros(7, 9, dtype=torch.float64)
         rewards[:, -1] = torch.randint(0, 2, (7,), generator=draw).double()
         index = ["a", "b", "a", "b", "a", "c", "b"]
-        found = advantages_of(gains, rewards, mask, index, norm=norm, gamma=gamma)
-        torch.testing.assert_close(found.float(), slow(gains, rewards, mask, index, norm, gamma), atol=1e-4, rtol=1e-4)
+        actual = advantages_of(gains, rewards, mask, index, norm=norm, gamma=gamma)
+        torch.testing.assert_close(actual.float(), slow(gains, rewards, mask, index, norm, gamma), atol=1e-4, rtol=1e-4)

@@ -27,9 +27,9 @@ def generate(engine, prompt, **options):
 
 
 def test_greedy_tokens_candidates_and_log_probs_are_the_models(model):
-    found = generate(TransformersEngine(model), [1, 2, 3], temperature=0, n_top_logprobs=3)
+    actual = generate(TransformersEngine(model), [1, 2, 3], temperature=0, n_top_logprobs=3)
     sequence = [1, 2, 3]
-    for token, log_prob, top_logprobs in zip(found.token_ids, found.log_probs, found.top_logprobs, strict=True):
+    for token, log_prob, top_logprobs in zip(actual.token_ids, actual.log_probs, actual.top_logprobs, strict=True):
         with torch.no_grad():
             raw = model(torch.tensor([sequence])).logits[0, -1].log_softmax(-1)
         values, tokens = raw.topk(3)
@@ -59,8 +59,8 @@ def test_entropies_of_the_first_tokens_are_those_of_the_candidates(model):
 def test_a_stop_token_ends_the_generation_and_is_part_of_it(model):
     free = generate(TransformersEngine(model), [1, 2, 3], temperature=0)
     stop = free.token_ids[3]
-    found = generate(TransformersEngine(model), [1, 2, 3], temperature=0, stop_token_ids=[stop])
-    assert found.stopped and found.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+    actual = generate(TransformersEngine(model), [1, 2, 3], temperature=0, stop_token_ids=[stop])
+    assert actual.stopped and actual.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
 
 
 def test_sampling_is_seeded_and_follows_the_temperature(model):

@@ -53,13 +53,13 @@ class RecordedLogits:
 
 def expected(model, prompt, continuation) -> list[float]:
     """The log-probabilities one token at a time."""
-    tokens, found = list(prompt), []
+    tokens, actual = list(prompt), []
     for token in continuation:
         with torch.no_grad():
             logits = model(torch.tensor([tokens])).logits[0, -1].double()
-        found.append(float(logits[token] - logits.logsumexp(-1)))
+        actual.append(float(logits[token] - logits.logsumexp(-1)))
         tokens.append(token)
-    return found
+    return actual
 
 
 def cases(n: int) -> list[tuple[list[int], list[int]]]:
@@ -81,8 +81,8 @@ def test_the_last_tokens_of_a_report_are_the_continuations():
 def test_transformers_scores_are_the_models(model):
     engine = GroupEngine(TransformersEngine(model))
     for prompt, continuation in cases(5):
-        found = asyncio.run(engine.score(prompt, continuation))
-        assert found == pytest.approx(expected(model, prompt, continuation), abs=1e-4)
+        actual = asyncio.run(engine.score(prompt, continuation))
+        assert actual == pytest.approx(expected(model, prompt, continuation), abs=1e-4)
     assert asyncio.run(engine.score([5], [])) == []
 
 
@@ -113,8 +113,8 @@ async def scores_are_the_models(engine: VLLMEngine, model) -> None:
         return output
 
     engine._only_output = seen
-    found = await asyncio.gather(*(engine.score(*case) for case in cases(8)), engine.score(prompt, [7, 8, 9]))
-    for case, scores in zip([*cases(8), (prompt, [7, 8, 9])], found, strict=True):
+    actual = await asyncio.gather(*(engine.score(*case) for case in cases(8)), engine.score(prompt, [7, 8, 9]))
+    for case, scores in zip([*cases(8), (prompt, [7, 8, 9])], actual, strict=True):
         assert scores == pytest.approx(expected(model, *case), abs=1e-4)
     assert max(cached) == 3 * BLOCK, "nothing was taken from the cache"
     # a continuation of two blocks, the second time from the cache: computed once more

@@ -72,8 +72,8 @@ def test_json_arguments_and_the_plain_text_of_a_single_string():
 def test_failures_are_told_and_every_instance_is_released():
     made = box(timeout=0.1, retry_count=0)
     replies = {query: call(made, query) for query in ("bad", "slow", "picture", "nothing")}
-    told = {query: (reply.ok, reply.text, reply.error) for query, reply in replies.items()}
-    assert told == {
+    results = {query: (reply.ok, reply.text, reply.error) for query, reply in replies.items()}
+    assert results == {
         "bad": (False, "Error: search failed: no such book", "LookupError"),
         "slow": (False, "Error: search gave no answer in 0.1 seconds", "timeout"),
         "picture": (False, "Error: search returned no text", "no_text"),

@@ -94,7 +94,7 @@ class Host:
         return re.sub("@([A-Z]+)@", lambda match: str(values[match[1]]), program)
 
 
-async def told(tool: PythonTool, program: str, timeout: float = 60) -> tuple[str, str | None]:
+async def outcome(tool: PythonTool, program: str, timeout: float = 60) -> tuple[str, str | None]:
     try:
         return await tool.execute(program, timeout=timeout), None
     except ToolError as error:
@@ -114,11 +114,11 @@ async def main(folder: Path, interpreter: str | None) -> dict:
 
     async def attack() -> None:
         for name, program in left:
-            results[name] = await told(tool, host.fill_in(program), TIMEOUTS.get(name, TIMEOUT))
+            results[name] = await outcome(tool, host.fill_in(program), TIMEOUTS.get(name, TIMEOUT))
 
     async def witness() -> None:
         while len(results) < len(PROGRAMS):
-            witnesses.add(await told(tool, "import time\ntime.sleep(0.1)\nprint(sum(range(10**5)))"))
+            witnesses.add(await outcome(tool, "import time\ntime.sleep(0.1)\nprint(sum(range(10**5)))"))
 
     await asyncio.gather(witness(), *(attack() for _ in range(AT_ONCE)))
     server = psutil.Process(tool._interpreters[False]._process.pid)

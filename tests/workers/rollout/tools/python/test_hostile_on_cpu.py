@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.workers.rollout.tools.python.attack import SECRET, Host, told
+from tests.workers.rollout.tools.python.attack import SECRET, Host, outcome
 from tests.workers.rollout.tools.python.settings import SETTINGS, command_in
 from verl.workers.rollout.tools.python.session import NEW_SESSION
 from verl.workers.rollout.tools.python.tool import AHEAD, PythonTool
@@ -105,7 +105,7 @@ class Attacks:
         self.left = iter(SESSIONS)
         witness = self.tool.new_session()
         begin = "import os\nx = 0\nopen('kept', 'w').write('mine')\nprint(os.getcwd(), os.getpid())"
-        self.folder, pid = (await told(witness, begin))[0].splitlines()[-1].split()
+        self.folder, pid = (await outcome(witness, begin))[0].splitlines()[-1].split()
         self.of_other = {"@OTHERDIR@": self.folder, "@OTHER@": pid}
         await asyncio.gather(self.watch(witness), *(self.attack() for _ in range(AT_ONCE)))
         await witness.close()
@@ -116,7 +116,7 @@ class Attacks:
 
     async def watch(self, session):
         while len(self.results) < len(SESSIONS):
-            self.witnesses.append(await told(session, WITNESS))
+            self.witnesses.append(await outcome(session, WITNESS))
             await asyncio.sleep(0.1)
 
     async def attack(self):
@@ -125,12 +125,12 @@ class Attacks:
                 cells = cells.replace(placeholder, text)
             session, texts = self.tool.new_session(), []
             for cell in self.host.fill_in(cells).split("---\n"):
-                texts.append(await told(session, cell, TIMEOUT))
+                texts.append(await outcome(session, cell, TIMEOUT))
                 await asyncio.sleep(PAUSE)
-            after = await told(session, "print('fine')", TIMEOUT)
+            after = await outcome(session, "print('fine')", TIMEOUT)
             if after[1] is not None:  # the cell that found a session that cannot go on
                 texts.append(after)
-                after = await told(session, "print('fine')", SLOW)
+                after = await outcome(session, "print('fine')", SLOW)
             await session.close()
             self.results[name] = texts, after
 
@@ -148,10 +148,10 @@ def test_hostile_cells_do_no_harm(tmp_path):
     expected = [(f"{i + 1} ['kept'] mine\n", None) for i in range(len(attacks.witnesses))]
     assert attacks.witnesses == expected
     wrong = []
-    for name, outcome, _ in SESSIONS:
+    for name, expected_outcome, _ in SESSIONS:
         texts, after = attacks.results[name]
         does_harm = any(line.startswith("HARM") or SECRET in line for text, _ in texts for line in text.splitlines())
-        afters = {"": [FINE], "ends": [NEW_SESSION + FINE], "may end": [FINE, NEW_SESSION + FINE]}[outcome]
+        afters = {"": [FINE], "ends": [NEW_SESSION + FINE], "may end": [FINE, NEW_SESSION + FINE]}[expected_outcome]
         is_tools_fault = any("retry" in (kind or "") for _, kind in texts)
         if does_harm or after[0] not in afters or after[1] is not None or is_tools_fault:
             wrong.append((name, texts, after))

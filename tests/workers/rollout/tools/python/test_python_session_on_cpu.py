@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.workers.rollout.tools.python.test_python_tool_on_cpu import SLOW, told
+from tests.workers.rollout.tools.python.test_python_tool_on_cpu import SLOW, outcome
 from verl.workers.rollout.stateful import InstanceKeys, InstancePool
 from verl.workers.rollout.tools.environment import ToolSessions
 from verl.workers.rollout.tools.python.session import NEW_SESSION
@@ -29,7 +29,7 @@ async def session_tool(**params):
 async def run_cells(cells, timeouts, **params):
     """Return what the cells of one session told: (text, kind of error or None)."""
     async with session_tool(**params) as tool, contextlib.aclosing(tool.new_session()) as session:
-        return [await told(session, cell, timeout) for cell, timeout in zip(cells, timeouts, strict=True)]
+        return [await outcome(session, cell, timeout) for cell, timeout in zip(cells, timeouts, strict=True)]
 
 
 def descendants():
@@ -109,21 +109,21 @@ async def test_an_idle_session_holds_no_place():
     async with session_tool(num_workers=1) as tool:
         sessions = [tool.new_session() for _ in range(4)]
         for turn in range(2):
-            texts = await asyncio.gather(*(told(session, f"x = {i}\nx") for i, session in enumerate(sessions)))
+            texts = await asyncio.gather(*(outcome(session, f"x = {i}\nx") for i, session in enumerate(sessions)))
             assert texts == [(f"{i}\n", None) for i in range(4)], turn
-        hog = asyncio.ensure_future(told(sessions[0], "import time; time.sleep(60)", 2))
+        hog = asyncio.ensure_future(outcome(sessions[0], "import time; time.sleep(60)", 2))
         await asyncio.sleep(0.3)
-        _, busy = await told(sessions[1], "x", 2)
+        _, busy = await outcome(sessions[1], "x", 2)
         await hog
-        assert (busy, await told(sessions[1], "x")) == ("busy", ("1\n", None))
+        assert (busy, await outcome(sessions[1], "x")) == ("busy", ("1\n", None))
 
 
 async def test_more_sessions_than_a_cell_may_have_files():
     async with session_tool(preload=[]) as tool:
         sessions = [tool.new_session() for _ in range(80)]
         for i, session in enumerate(sessions):
-            assert await told(session, f"x = {i}") == ("", None)
-        assert [await told(session, "x") for session in sessions] == [(f"{i}\n", None) for i in range(80)]
+            assert await outcome(session, f"x = {i}") == ("", None)
+        assert [await outcome(session, "x") for session in sessions] == [(f"{i}\n", None) for i in range(80)]
         await asyncio.gather(*(session.close() for session in sessions))
 
 
@@ -156,7 +156,7 @@ async def test_cancelled_calls_and_closed_sessions_leave_no_process_and_no_folde
     others, tool = descendants(), PythonTool(session=True, **LIMITS)
     running, idle = tool.new_session(), tool.new_session()
     look = "import os\nprint(os.getpid(), os.getcwd())"
-    left = [(await told(session, look))[0].split() for session in (running, idle)]
+    left = [(await outcome(session, look))[0].split() for session in (running, idle)]
     call = asyncio.ensure_future(running.execute("import time; time.sleep(60)", timeout=60))
     await asyncio.sleep(0.3)
     call.cancel()
@@ -166,7 +166,7 @@ async def test_cancelled_calls_and_closed_sessions_leave_no_process_and_no_folde
     await idle.close()
     gone = [not psutil.pid_exists(int(pid)) and not Path(folder).exists() for pid, folder in left]
     third = tool.new_session()
-    await told(third, "1")
+    await outcome(third, "1")
     everybody = list(descendants() - others)
     await tool.close()  # with an open session
     await third.close()

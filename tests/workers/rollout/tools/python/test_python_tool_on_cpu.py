@@ -33,7 +33,7 @@ class Host:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(120)
 
     def call(self, program, timeout=SLOW):
-        return self.do(told(self.tool, textwrap.dedent(program), timeout))
+        return self.do(outcome(self.tool, textwrap.dedent(program), timeout))
 
     def processes(self):
         """Interpreters and their forks."""
@@ -48,7 +48,7 @@ class Host:
         self.loop.call_soon_threadsafe(self.loop.stop)
 
 
-async def told(tool, program, timeout=SLOW):
+async def outcome(tool, program, timeout=SLOW):
     """(text, kind of error or None)."""
     try:
         return await tool.execute(program, timeout=timeout), None
@@ -154,8 +154,8 @@ def test_calls_see_nothing_of_each_other(host):
     async def two_then_one():
         write = "import os, math, time\nmath.pi = 3\nopen('left', 'w').write('x')\ntime.sleep(0.3)\nos.listdir('.')"
         look = "import os, math\n(os.listdir('.'), math.pi > 3.1, 'write' in globals())"
-        both = await asyncio.gather(told(host.tool, write), told(host.tool, look))
-        return *both, await told(host.tool, look)
+        both = await asyncio.gather(outcome(host.tool, write), outcome(host.tool, look))
+        return *both, await outcome(host.tool, look)
 
     empty = ("([], True, False)\n", None)
     assert host.do(two_then_one()) == (("['left']\n", None), empty, empty)
@@ -181,9 +181,9 @@ def test_a_pool_of_threads_that_is_alive_at_the_end_is_no_fault():
 
 def test_a_call_that_waited_for_its_time_is_not_the_programs_fault():
     async def both():
-        hog = asyncio.ensure_future(told(other.tool, "import time; time.sleep(60)", 2))
+        hog = asyncio.ensure_future(outcome(other.tool, "import time; time.sleep(60)", 2))
         await asyncio.sleep(0.2)
-        _, kind = await told(other.tool, "1", 2)
+        _, kind = await outcome(other.tool, "1", 2)
         await hog
         return kind
 
@@ -204,7 +204,7 @@ def test_limits_of_time(host):
 
 def test_many_calls_at_once_and_cancelled_ones(host):
     async def many():
-        return await asyncio.gather(*(told(host.tool, f"{i} * 2", 60) for i in range(20)))
+        return await asyncio.gather(*(outcome(host.tool, f"{i} * 2", 60) for i in range(20)))
 
     async def cancelled():
         call = asyncio.ensure_future(host.tool.execute("import time; time.sleep(60)", timeout=60))
@@ -224,7 +224,7 @@ def test_many_calls_at_once_and_cancelled_ones(host):
 def test_a_lost_interpreter_is_replaced_and_close_ends_everything(host):
     def lose(how):
         async def during_a_call():
-            call = asyncio.ensure_future(told(host.tool, "import time; time.sleep(60)", 60))
+            call = asyncio.ensure_future(outcome(host.tool, "import time; time.sleep(60)", 60))
             await asyncio.sleep(0.5)
             everybody = host.processes()
             await how()

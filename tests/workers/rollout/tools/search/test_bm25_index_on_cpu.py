@@ -52,9 +52,9 @@ def test_ranking_is_the_formula(seed):
     for _ in range(10):
         query = " ".join(rng.choices([*vocabulary, "unknown"], k=rng.randint(1, 8)))
         expected = formula(texts, query)
-        found = index.search(query, 10)
-        assert [score for _, score in found] == pytest.approx(sorted(filter(None, expected), reverse=True)[:10])
-        for document, score in found:
+        actual = index.search(query, 10)
+        assert [score for _, score in actual] == pytest.approx(sorted(filter(None, expected), reverse=True)[:10])
+        for document, score in actual:
             assert score == pytest.approx(expected[int(document.id)])
 
 
