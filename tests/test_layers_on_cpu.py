@@ -3,13 +3,13 @@
 import ast
 import json
 import re
-import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
+from tests.fresh import output_of, python_for
 from verl.utils.parts import parts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,11 +102,11 @@ def test_the_frame_names_no_method():
 @pytest.mark.slow
 def test_a_kind_loads_without_the_others():
     """A rollout worker, which asks for trees, loads no trainer; and nothing but a trainer's component loads vLLM."""
-    code = "import json, sys; from verl.utils import parts; parts.parts(sys.argv[1]); print(json.dumps([*sys.modules]))"
-    for kind in ("tree", "sampler", "credit", "loss", "proposal", "task"):
-        done = subprocess.run([sys.executable, "-c", code, kind], cwd=ROOT, capture_output=True, text=True, check=True)
-        loaded = set(json.loads(done.stdout.splitlines()[-1]))
-        assert "vllm" not in loaded and not [name for name in loaded if name.endswith(".component")], kind
-        if kind in ("tree", "sampler"):
+    code = "import json, sys; from verl.utils.parts import parts; [parts(kind) for kind in sys.argv[1:]]"
+    code += "; print(json.dumps([*sys.modules]))"
+    for kinds in (("tree", "sampler"), ("credit", "loss", "proposal", "task")):
+        loaded = set(json.loads(output_of([*python_for(code), *kinds], cwd=ROOT).splitlines()[-1]))
+        assert "vllm" not in loaded and not [name for name in loaded if name.endswith(".component")], kinds
+        if "tree" in kinds:
             assert "verl.trainer.ppo.core_algos" not in loaded
             assert not [name for name in loaded if name.startswith("recipe.") and name.endswith((".credit", ".loss"))]
