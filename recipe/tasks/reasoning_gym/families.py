@@ -34,7 +34,8 @@ def library() -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return importlib.import_module("reasoning_gym.factory")
+            # `factory` is there before the families; the import of the package waits for that of another thread.
+            return importlib.import_module("reasoning_gym").factory
     except ImportError as error:
         raise ValueError(f"task=reasoning_gym needs reasoning-gym ({error}): pip install -e '.[tasks]'") from error
 

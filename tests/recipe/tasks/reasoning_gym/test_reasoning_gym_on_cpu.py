@@ -15,8 +15,10 @@ from recipe.tasks.reasoning_gym import reward
 from recipe.tasks.reasoning_gym.data import ReasoningGymConfig, draw_problems, write_reasoning_gym
 from recipe.tasks.reasoning_gym.families import FORMULAS, REFUSED, check_families, is_allowed, library
 from recipe.tasks.reasoning_gym.worker import LITERALS
+from tests.fresh import output_of, python_for
 from tests.tables import table
 
+ROOT = Path(__file__).resolve().parents[4]
 WITHOUT_ANSWERS = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 # knight_swap takes seconds per problem
 FAMILIES = sorted(set(library().DATASETS) - set(REFUSED) - WITHOUT_ANSWERS - {"knight_swap"})
@@ -39,6 +41,19 @@ def test_the_answer_of_each_family_is_right_and_another_is_not(family):
         reward.check_row("reasoning_gym", problem.truth)
         assert score(problem.truth, f"I think so. <answer>{problem.answer}</answer>")["acc"] == 1.0
         assert score(problem.truth, "<answer>no such answer</answer>")["acc"] == 0.0
+
+
+def test_a_thread_waits_for_the_import_of_another():
+    """A reward worker scores in several threads, and its first answers import the library at once."""
+    code = """
+import sys, threading, time
+from recipe.tasks.reasoning_gym.families import check_families
+threading.Thread(target=__import__, args=["reasoning_gym"]).start()
+while "reasoning_gym.factory" not in sys.modules:
+    time.sleep(0.001)
+print(check_families(["spell_backward"]))
+"""
+    assert output_of(python_for(code), cwd=ROOT) == "['spell_backward']\n"
 
 
 def test_answers_are_found_between_tags_in_a_box_or_alone():
