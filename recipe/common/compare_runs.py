@@ -105,7 +105,8 @@ def environment_of(method: str, task: str) -> dict[str, str]:
 def trained(
     experiment: str, command: list[str], environment: Mapping[str, str], is_complete: Callable[[pd.DataFrame], bool]
 ) -> pd.DataFrame:
-    """Return the curve of a training run, which is started if outputs/ does not have it.
+    """Return the curve of a training run, which is started if outputs/ does not have it. Print a warning if one of its
+    validations lost prompts, whose groups failed: its accuracy is that of the others.
 
     Args:
         command: a run script, and overrides.
@@ -117,7 +118,8 @@ def trained(
     """
     folder = ROOT / "outputs" / experiment
     with suppress(FileNotFoundError, ValueError, KeyError):
-        if is_complete(curve := curve_of(load_metrics(folder))):
+        if is_complete(curve := curve_of(metrics := load_metrics(folder))):
+            warn_of_lost_prompts(experiment, metrics)
             return curve
     folder.mkdir(parents=True, exist_ok=True)
     env = {**os.environ, **environment, "EXPERIMENT_NAME": experiment}
@@ -127,9 +129,16 @@ def trained(
         RUNNING.add(process)
         code = process.wait()
         RUNNING.discard(process)
-    if code or not is_complete(curve := curve_of(load_metrics(folder))):
+    if code or not is_complete(curve := curve_of(metrics := load_metrics(folder))):
         raise RuntimeError(f"{experiment} failed, or ended before its last validation: {log_file} says why")
+    warn_of_lost_prompts(experiment, metrics)
     return curve
+
+
+def warn_of_lost_prompts(experiment: str, metrics: pd.DataFrame) -> None:
+    if "val-aux/failed_prompts" in metrics:
+        lost = metrics["val-aux/failed_prompts"].sum()
+        print(f"warning: {experiment}: its validations lost {lost:.0f} prompts: train.log says why", file=sys.stderr)
 
 
 def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:

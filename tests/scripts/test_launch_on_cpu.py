@@ -151,8 +151,10 @@ def test_progress_shows_reward_and_accuracy_and_ends_with_the_place(tmp_path):
     metrics.append({"step": 2, "data": {"val-core/countdown/acc/mean@8": 0.625}})
     lines = "".join(json.dumps(entry) + "\n" for entry in metrics)
     code = f"import time; open({str(tmp_path / 'metrics.jsonl')!r}, 'w').write({lines!r}); time.sleep(1.5)"
+    warning = "warning: step 1, validation: 2 of 8 prompt groups failed; the first: TimeoutError"
+    code += f"\nfor _ in range(2): print('\\x1b[36m(TaskRunnerV1 pid=3)\\x1b[0m {warning}')"
     out, errors = launch(tmp_path, code).communicate(timeout=60)
-    assert "reward=0.500" in errors and "val acc=0.625" in errors
+    assert "reward=0.500" in errors and "val acc=0.625" in errors and errors.count(warning) == 1
     assert str(tmp_path) in out and (tmp_path / "curves.png").stat().st_size > 10_000
 
 

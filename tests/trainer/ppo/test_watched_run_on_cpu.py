@@ -130,9 +130,13 @@ def test_a_step_ends_with_the_fault_that_another_process_reported(made, monkeypa
         made.step({}, {})
 
 
-def test_a_validation_says_how_many_prompts_failed(made, monkeypatch):
+def test_a_validation_says_how_many_prompts_failed(made, monkeypatch, capsys):
     upstream(monkeypatch, "_validate", lambda self: self.agent_loop_manager.fail(2, "val", finished=6) or {"acc": 1.0})
-    assert made._validate() == {"acc": 1.0, "val-aux/failed_prompts": 2}
+    made.global_steps = 3
+    for _ in range(2):
+        assert made._validate() == {"acc": 1.0, "val-aux/failed_prompts": 2}
+    failed = "2 of 8 prompt groups failed; the first: ValueError: engine error 0"
+    assert capsys.readouterr().err == f"warning: step 3, validation: {failed}\n"
     upstream(monkeypatch, "_validate", lambda self: self.agent_loop_manager.fail(8, "val") or {})
     with pytest.raises(RunError, match="validation: all 8 prompt groups failed; the first: ValueError"):
         made._validate()

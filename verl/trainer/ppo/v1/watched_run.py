@@ -70,6 +70,7 @@ class WatchedRun:
         config.trainer.v1.trainer_mode = self.upstream_mode
         self.updates = self.skipped_updates = self.idle_updates = self.equal_batches = 0
         self.rewards_varied, self.equal_rewards = False, ""
+        self.warned: set[str] = set()  # phases whose failed groups were printed
         self.rows: BatchRows | None = None  # the rows whose advantages are computed next
         self.skipped_in_a_row: dict[str, int] = {}  # number of updates by role
         dtype = config.actor_rollout_ref.actor.fsdp_config.get("dtype")
@@ -117,8 +118,9 @@ class WatchedRun:
             raise
         if faults := reported_faults():  # another process's, which the driver may not have read yet
             raise RunError(faults[0])
-        if failed := self._counts("train", take=True).failed:
-            metrics["training/failed_prompts"] = failed
+        if (counts := self._counts("train", take=True)).failed:
+            metrics["training/failed_prompts"] = counts.failed
+            self._warn_of_failures("training", counts)
         metrics["actor/skipped_updates"] = self.skipped_updates - skipped
         return batch
 
@@ -138,7 +140,16 @@ class WatchedRun:
         counts = self._counts("val", take=True)
         if counts.failed and not counts.finished:
             raise RunError(f"validation: {counts}")
-        return metrics | ({"val-aux/failed_prompts": counts.failed} if counts.failed else {})
+        if not counts.failed:
+            return metrics
+        self._warn_of_failures("validation", counts)
+        return metrics | {"val-aux/failed_prompts": counts.failed}
+
+    def _warn_of_failures(self, phase: str, counts: GroupCounts) -> None:
+        """Print the first counts with failed groups of a phase; the metrics have those of later steps."""
+        if phase not in self.warned:
+            self.warned.add(phase)
+            print(f"warning: step {self.global_steps}, {phase}: {counts}", file=sys.stderr, flush=True)
 
     def _raise_with_failures(self, what: str, partition: str, error: Exception) -> None:
         counts = self._counts(partition, take=True)
