@@ -21,9 +21,9 @@ from verl.utils import transferqueue_utils
 from verl.utils.parts import Compares, compares
 from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, TREE_DATA
 
+T = TypeVar("T")
 # Columns that the trainer adds to prompts and upstream copies to their rows: a number that grows with each submitted
 # prompt, and a name that equal prompts share.
-T = TypeVar("T")
 ORDER, PROBLEM = "explore_order", "explore_problem"
 # The only column without tensors that upstream's engines read.
 PICTURES = "multi_modal_inputs"
