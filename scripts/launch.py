@@ -186,7 +186,7 @@ def wait(run: subprocess.Popen, progress: Progress) -> int:
     return run.returncode
 
 
-def read_log(run_dir: Path, start: int) -> str:
+def log_text(run_dir: Path, start: int) -> str:
     """Return the log from a byte on, without colors."""
     return re.sub(r"\x1b\[[0-9;]*m", "", (run_dir / "train.log").read_bytes()[start:].decode(errors="replace"))
 
@@ -195,7 +195,7 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
     """Print why the run ended: its `error:` lines and `RunError`s, else its last exceptions, else the log's last lines;
     and above these the exception of another process that caused them (see `first_cause`). `start` is the length of the
     log, in bytes, before this run began, and `pid` the process id of the run's driver."""
-    plain = read_log(run_dir, start).splitlines()
+    plain = log_text(run_dir, start).splitlines()
     causes = [line for line in plain if re.search(r"^(error:|.*(Error|Exception|Died|died)\b.*:)", line)]
     causes = [line for line in causes if not line.startswith(JOB_FAILED)]
     if code < 0:
@@ -301,7 +301,7 @@ def main(arguments: list[str]) -> int:
     if code:
         report_failure(run_dir, start, run.pid, code)
         return code if code > 0 else 128 - code
-    for warning in dict.fromkeys(WARNED.findall(read_log(run_dir, start))):
+    for warning in dict.fromkeys(WARNED.findall(log_text(run_dir, start))):
         print(warning[:800], file=sys.stderr)
     curves = draw_curves(run_dir)
     print(f"Results in {run_dir}: metrics.jsonl, train.log" + (f", {curves.name}" if curves else ""))

@@ -15,7 +15,7 @@ import functools
 
 
 def draw_seeded_rows_once(sample):
-    """Return `sample`, which is `TopKTopPSampler.forward_cpu`, without redundant noise; its tokens are the same."""
+    """Return `sample`, `TopKTopPSampler.forward_cpu`, without redundant noise; its tokens are those of vLLM 0.30."""
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
     @functools.wraps(sample)

@@ -117,9 +117,18 @@ def trained(
         RuntimeError: the run failed, or ended before its last validation; the message names the log.
     """
     folder = ROOT / "outputs" / experiment
+
+    def complete_curve() -> pd.DataFrame | None:
+        metrics = load_metrics(folder)
+        if not is_complete(curve := curve_of(metrics)):
+            return None
+        if "val-aux/failed_prompts" in metrics:
+            lost = f"its validations lost {metrics['val-aux/failed_prompts'].sum():.0f} prompts"
+            print(f"warning: {experiment}: {lost}: train.log says why", file=sys.stderr)
+        return curve
+
     with suppress(FileNotFoundError, ValueError, KeyError):
-        if is_complete(curve := curve_of(metrics := load_metrics(folder))):
-            warn_of_lost_prompts(experiment, metrics)
+        if (curve := complete_curve()) is not None:
             return curve
     folder.mkdir(parents=True, exist_ok=True)
     env = {**os.environ, **environment, "EXPERIMENT_NAME": experiment}
@@ -129,16 +138,9 @@ def trained(
         RUNNING.add(process)
         code = process.wait()
         RUNNING.discard(process)
-    if code or not is_complete(curve := curve_of(metrics := load_metrics(folder))):
+    if code or (curve := complete_curve()) is None:
         raise RuntimeError(f"{experiment} failed, or ended before its last validation: {log_file} says why")
-    warn_of_lost_prompts(experiment, metrics)
     return curve
-
-
-def warn_of_lost_prompts(experiment: str, metrics: pd.DataFrame) -> None:
-    if "val-aux/failed_prompts" in metrics:
-        lost = metrics["val-aux/failed_prompts"].sum()
-        print(f"warning: {experiment}: its validations lost {lost:.0f} prompts: train.log says why", file=sys.stderr)
 
 
 def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:

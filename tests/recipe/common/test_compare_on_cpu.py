@@ -14,7 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from benchmarks.report import t_quantile
-from recipe.common import compare
+from recipe.common import compare, compare_runs
 from recipe.common.compare import (
     Comparison,
     Key,
@@ -56,6 +56,15 @@ def test_a_curve_counts_what_was_spent_before_each_validation():
     assert curve["tokens"].tolist() == [0, 2 * 4 * 50, 4 * 4 * 50]
     assert curve["seconds"].tolist() == [0, 6, 12], "without validation"
     assert curve["calls"].tolist() == [0, 16, 32]
+
+
+def test_a_run_whose_validations_lost_prompts_is_named(monkeypatch, capsys):
+    table = run([0.1, 0.2, 0.4], tokens=50, seconds=3)
+    monkeypatch.setattr(compare_runs, "load_metrics", lambda folder: table)
+    compare_runs.trained("made_before", [], {}, lambda curve: True)
+    table["val-aux/failed_prompts"] = pd.Series([3.0, 2.0], index=[0, 4])
+    compare_runs.trained("made_before", [], {}, lambda curve: True)
+    assert capsys.readouterr().err == "warning: made_before: its validations lost 5 prompts: train.log says why\n"
 
 
 def test_prompts_that_were_not_kept_are_paid_for():
@@ -180,11 +189,11 @@ def test_levels_are_the_published_ones():
 
 @pytest.mark.parametrize("looks", [5, 10])
 def test_without_a_difference_one_in_twenty_is_found_at_most(looks):
-    draws, results = np.random.default_rng(0).normal(size=(100_000, looks)), np.zeros(100_000, dtype=bool)
+    draws, rejected = np.random.default_rng(0).normal(size=(100_000, looks)), np.zeros(100_000, dtype=bool)
     for n, level in list(enumerate(nominal_levels(looks), start=1))[1:]:
         half = t_quantile(level, n - 1) * draws[:, :n].std(1, ddof=1) / n**0.5
-        results |= np.abs(draws[:, :n].mean(1)) > half
-    assert 0.044 < results.mean() <= 0.05
+        rejected |= np.abs(draws[:, :n].mean(1)) > half
+    assert 0.044 < rejected.mean() <= 0.05
 
 
 def rows_of(areas: dict[tuple, list[float | None]]) -> pd.DataFrame:

@@ -65,6 +65,6 @@ def test_candidates_and_entropies_on_vllm_are_those_on_transformers(tmp_path):
     env = as_in_a_run({**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"})
     done = subprocess.run(["python", str(script), str(folder)], capture_output=True, text=True, env=env, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
-    (line_found,) = [line.removeprefix("FOUND ") for line in done.stdout.splitlines() if line.startswith("FOUND")]
-    counts, error, largest = json.loads(line_found)
+    (printed,) = [line.removeprefix("FOUND ") for line in done.stdout.splitlines() if line.startswith("FOUND")]
+    counts, error, largest = json.loads(printed)
     assert counts == [3] * 30 and error < TOLERANCE and largest > 0.1, "nats, of the same tokens"

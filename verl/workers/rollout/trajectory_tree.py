@@ -59,7 +59,7 @@ class Segment:
 
     parent: int | None  # index of the segment before it; None if it follows the prompt
     token_ids: list[int]
-    log_probs: list[float] | None = None  # each token's when it was chosen; None for a tool's tokens
+    log_probs: list[float] | None = None  # log-probability of each token when it was chosen; None for a tool's
     author: str = MODEL  # or TOOL, whose tokens are not trained on (mask 0)
     info: SegmentInfo = field(default_factory=SegmentInfo)
 
