@@ -186,7 +186,7 @@ class ExploreMixin(WatchedRun):
 
     def _columns_of_rollouts(self) -> Sequence[str]:
         sent = (field.name for field in self._fields_of_rows() if field not in self.computed_fields)
-        return (*super()._columns_of_rollouts(), "extra_fields", ORDER, PROBLEM, *sent)
+        return (*super()._columns_of_rollouts(), "responses", "extra_fields", ORDER, PROBLEM, *sent)
 
     def _computed_columns(self) -> Sequence[str]:
         return (*super()._computed_columns(), *(field.name for field in self.computed_fields))

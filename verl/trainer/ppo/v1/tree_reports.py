@@ -48,7 +48,6 @@ def broken_tools(rows: BatchRows) -> dict[str, str]:
 def diversity_metrics(rows: BatchRows, groups: Sequence[Group]) -> dict[str, float]:
     """Return the means of `group_diversity` over these groups' answers."""
     values = defaultdict(list)
-    rows.column("responses", [row for group in groups for row in group.rows])  # one request for all
     for group in groups:
         responses = [row.tolist() for row in rows.column("responses", rows.answers(group))]
         extras = rows.column("extra_fields", rows.answers(group))
