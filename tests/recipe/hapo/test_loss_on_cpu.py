@@ -9,8 +9,9 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from recipe.hapo.credit import compute_hapo_outcome_advantage, token_level_group_advantage
 from recipe.hapo.loss import compute_policy_loss_hapo
-from recipe.hapo.normalized_entropy import ENTROPY_H, compute_entropy_h, entropy_to_h
+from recipe.hapo.normalized_entropy import ENTROPY_H, compute_entropy_h
 from tests.recipe.losses import actor_config, assert_token_by_token, random_batch, slow_clipped_loss
+from vllm_patches.entropy_temperature import normalize_entropy
 
 # ---- h ----
 
@@ -42,7 +43,7 @@ def test_h_is_the_papers_formula(seed, pivot):
 
 def test_statistics_of_one_batch_bound_h_of_another():
     _, statistics = compute_entropy_h(*random_batch(1)[:2])
-    h = entropy_to_h(torch.tensor([0.0, 1e-30, 100.0, math.exp(statistics.median)]), statistics)
+    h = normalize_entropy(torch.tensor([0.0, 1e-30, 100.0, math.exp(statistics.median)]), *statistics)
     assert h.tolist() == pytest.approx([-1.0, -1.0, 1.0, 0.0], abs=1e-5)
 
 
