@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from rapidfuzz.distance import LCSseq, Levenshtein
+
 from recipe.latr.keys import KTConfig
 
 TokenLogprob = tuple[int, float]  # token, log-probability
@@ -29,15 +31,11 @@ PUNCTUATION = frozenset(".,;:!?\"'")
 
 def edit_distance_ratio(a: Sequence[int], b: Sequence[int]) -> float:
     """Return the Levenshtein distance / length; 0 for equal sequences."""
-    from rapidfuzz.distance import Levenshtein
-
     return Levenshtein.distance(a, b) / len(a)
 
 
 def rouge_l(a: Sequence[int], b: Sequence[int]) -> float:
     """Return ROUGE-L F1: longest common subsequence / length, as both are equally long."""
-    from rapidfuzz.distance import LCSseq
-
     return LCSseq.similarity(a, b) / len(a)
 
 

@@ -4,6 +4,8 @@ import random
 from collections.abc import Hashable, Sequence
 from itertools import combinations
 
+from rapidfuzz.distance import Levenshtein
+
 MAX_PAIRS = 28  # all pairs of 8 responses
 
 
@@ -22,8 +24,6 @@ def group_diversity(responses: Sequence[Sequence[int]], answers: Sequence[Hashab
     `distinct_responses`, `distinct_answers`: number of different ones / n. Without `answers`, those read off the
         responses, the second is left out; all missing ones (None) count as one.
     """
-    from rapidfuzz.distance import Levenshtein
-
     pairs = compared_pairs(responses)
     n = len(responses)
     metrics = {
