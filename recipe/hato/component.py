@@ -115,17 +115,18 @@ def visits_of(rows: BatchRows, credit: StepCredit) -> list[Visit]:
     """Return the visit of each prompt group; raise ValueError if a tree came without its steps."""
     varying, visits = share_of_varying_groups(credit), []
     for group in rows.groups:
-        steps, number = rows.tree_data(group, KeptSteps), int(np.searchsorted(credit.nodes.prompts, group.uid))
-        nodes = credit.nodes.segment_nodes(group.uid, steps.segments)
+        estimates = rows.tree_data(group, KeptSteps).estimates
+        number = int(np.searchsorted(credit.nodes.prompts, group.uid))
+        nodes = credit.nodes.segment_nodes(group.uid, list(estimates))
         # A step that no row passes through has no answer.
-        answered = [i for i, node in enumerate(nodes) if node >= 0]
+        answered = [(step, node) for step, node in zip(estimates.values(), nodes, strict=True) if node >= 0]
         visits.append(
             Visit(
                 order=group.order,
                 problem=group.problem,
-                features=[steps.features[i] for i in answered],
-                values=[steps.values[i] for i in answered],
-                right=credit.right[[nodes[i] for i in answered]].tolist(),
+                features=[step.features for step, _ in answered],
+                values=[step.value for step, _ in answered],
+                right=credit.right[[node for _, node in answered]].tolist(),
                 accuracy=credit.prompt_right[number].item(),
                 varying=varying[number].item(),
                 tokens=rows.column("extra_fields", group.rows[:1])[0][TREE_METRICS]["tokens_generated"],

@@ -18,7 +18,7 @@ Shapes: N rows, F features, M remembered steps, K estimates, B rows of a mini-ba
 import io
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -67,16 +67,10 @@ class StepEstimate(NamedTuple):
 
 
 class KeptSteps(NamedTuple):
-    """The steps of a tree that lead to answers, from which the value model is trained.
+    """The steps of a tree that lead to answers, from which the value model is trained: id of each step's segment -> its
+    estimate."""
 
-    Args:
-        segments: id of each step's segment.
-        features, values: `StepEstimate` of each step.
-    """
-
-    segments: tuple[int, ...]
-    features: tuple[list[float], ...]
-    values: tuple[float, ...]
+    estimates: dict[int, StepEstimate]
 
 
 def step_features(
@@ -120,11 +114,10 @@ def step_features(
     return [min(1.0, max(0.0, value)) for value in raw]
 
 
-def agreement(step: Collection[int], siblings: Sequence[Collection[int]]) -> float:
+def agreement(step: set[int], siblings: Sequence[set[int]]) -> float:
     """Return the mean Jaccard similarity of a step's set of token ids with each sibling's; 0 without siblings."""
-    own = set(step)
-    unions = [(own & set(sibling), own | set(sibling)) for sibling in siblings]
-    return sum(len(both) / len(either) for both, either in unions if either) / len(unions) if unions else 0.0
+    similarities = [len(step & sibling) / max(1, len(step | sibling)) for sibling in siblings]
+    return sum(similarities) / len(siblings) if siblings else 0.0
 
 
 def value_model_of(config: HATOConfig, seed: int, n_features: int = len(FEATURES)) -> "ValueModel":
