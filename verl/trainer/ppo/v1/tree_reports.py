@@ -105,14 +105,10 @@ def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float |
     }
 
 
-def trees_file(run_dir: str | Path, step: int) -> Path:
-    """Return the path of a step's trees file, such as `trees/step_000010.jsonl` in the run's folder."""
-    return Path(run_dir) / "trees" / f"step_{step:06d}.jsonl"
-
-
-def write_records(path: Path, records: Sequence[dict], after: bool = False) -> None:
-    """Write records as JSON lines, all or nothing. With `after` they follow the file's old records; otherwise they
-    replace them."""
+def write_records(run_dir: str | Path, step: int, records: Sequence[dict], after: bool) -> None:
+    """Write the records of a step as JSON lines, all or nothing, to a file in the run's folder, such as
+    `trees/step_000010.jsonl`. With `after` they follow the file's old records; otherwise they replace them."""
+    path = Path(run_dir) / "trees" / f"step_{step:06d}.jsonl"
     before = path.read_text() if after and path.exists() else ""
     with replacing(path) as unfinished, unfinished.open("w") as out:
         out.write(before)
