@@ -213,7 +213,7 @@ class NetworkValueModel(ValueModel):
         super().observe(features, outcomes)
         for _ in range(self.n_updates if len(self.outcomes_M) else 0):
             rows = torch.randint(len(self.outcomes_M), (BATCH_SIZE,), generator=self.generator)
-            masks = self.networks.masks_to_learn(len(rows), self.generator)
+            masks = self.networks.draw_masks(self.networks.members, len(rows), self.generator)
             logits_KB = self.networks.logits(self.features_MF[rows], masks)
             targets_KB = self.outcomes_M[rows].expand_as(logits_KB)
             weights_KB = self.weights_MK[rows].T
@@ -288,7 +288,7 @@ class Networks(nn.Module):
         self.prior_weights, self.prior_biases = _layers(sizes, self.members, generator)
         self.prior_weights.requires_grad_(False)
         self.prior_biases.requires_grad_(False)
-        masks = self._masks((settings.n_passes, 1, model.hidden_size), generator)
+        masks = self.draw_masks(settings.n_passes, 1, generator)
         self.register_buffer("masks", None if masks is None else torch.stack(masks))
 
     def logits(self, features_NF: torch.Tensor, masks) -> torch.Tensor:
@@ -298,14 +298,12 @@ class Networks(nn.Module):
             return logits
         return logits + _forward(self.prior_weights, self.prior_biases, features_NF, None)
 
-    def masks_to_learn(self, n_rows: int, generator: torch.Generator) -> list[torch.Tensor] | None:
-        """Draw dropout masks for one update: for each hidden layer (members, n_rows, H); None without dropout."""
-        return self._masks((self.members, n_rows, self.weights[0].shape[-1]), generator)
-
-    def _masks(self, shape: tuple[int, ...], generator: torch.Generator) -> list[torch.Tensor] | None:
-        """Draw a mask for each hidden layer: 1 / (1 - dropout) where a unit stays, else 0; None without dropout."""
+    def draw_masks(self, kinds: int, n_rows: int, generator: torch.Generator) -> list[torch.Tensor] | None:
+        """Draw a mask (kinds, n_rows, H) for each hidden layer: 1 / (1 - dropout) where a unit stays, else 0; None
+        without dropout."""
         if not self.dropout:
             return None
+        shape = kinds, n_rows, self.weights[0].shape[-1]
         draws = [torch.rand(shape, generator=generator) for _ in self.weights[:-1]]
         return [(draw >= self.dropout).float() / (1 - self.dropout) for draw in draws]
 
