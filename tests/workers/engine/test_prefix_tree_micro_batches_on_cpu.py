@@ -36,7 +36,7 @@ def group(prompt: int, responses: int, prompt_length: int, response_length: int)
 
 def planned(rows: list[list[int]], budget: int, count: int = 1) -> list[list[int]]:
     order = TrieOrder([sequences_of_row(np.array(row)) for row in rows])
-    return order.rows(order.at_least(order.runs_within(budget), count))
+    return [order.order[start:end] for start, end in order.at_least(order.runs_within(budget), count)]
 
 
 @pytest.mark.parametrize("seed", range(5))

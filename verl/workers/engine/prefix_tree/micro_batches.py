@@ -24,7 +24,7 @@ USUAL_BYTES = TokenBytes(kept=16, layer=0, logits=0, gathered=1, segment=0)
 
 
 class TrieOrder:
-    """Rows in the order of their trie; a run (start, end) holds the rows `start` to `end` - 1 of this order. A row with
+    """Rows in the order of their trie (`order`); a run (start, end) holds the rows `order[start:end]`. A row with
     contexts lies where its first sequence does, and counts what it shares with the row before it only."""
 
     def __init__(
@@ -116,10 +116,6 @@ class TrieOrder:
             runs[place : place + 1] = self.halves(largest)
         return runs
 
-    def rows(self, runs: list[Run]) -> list[list[int]]:
-        """Return the rows of each run, as indices into the constructor's `rows`."""
-        return [self.order[start:end] for start, end in runs]
-
 
 def rows_and_temperatures(data: TensorDict) -> tuple[list[Sequences], list[float]]:
     """Return the rows of the nested `input_ids` with their contexts, and each row's temperature."""
@@ -174,7 +170,7 @@ def prepare_micro_batches(data: TensorDict, dp_group=None) -> tuple[list[TensorD
         order = order_of(chosen)
         runs = [(start, start + size) for start in range(0, len(rows), size)]
         tu.assign_non_tensor(data, use_dynamic_bsz=True)
-    indices = [[chosen[row] for row in run_rows] for run_rows in order.rows(runs)]
+    indices = [[chosen[row] for row in order.order[start:end]] for start, end in runs]
     return [tu.index_select_tensor_dict(data, run_rows) for run_rows in indices], indices
 
 
