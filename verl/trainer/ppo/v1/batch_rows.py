@@ -27,6 +27,16 @@ T = TypeVar("T")
 ORDER, PROBLEM = "explore_order", "explore_problem"
 # The only column without tensors that upstream's engines read.
 PICTURES = "multi_modal_inputs"
+# Columns of numbers for each token on which an update depends, in the order of their computation, and their source.
+COMPUTED_BY = {
+    "rm_scores": "the reward",
+    "rollout_log_probs": "the engine, whose weights are then not those of the trainer",
+    "old_log_probs": "the actor",
+    "ref_log_prob": "the reference policy",
+    "values": "the critic",
+    "advantages": "algorithm.adv_estimator",
+    "returns": "algorithm.adv_estimator",
+}
 
 
 def is_padding_row(tag: dict) -> bool:
@@ -263,7 +273,18 @@ def send_tensors_only(workers, *methods: str) -> None:
         setattr(workers, method, partial(with_tensors_only, getattr(workers, method)))
 
 
-# ---- groups with equal outcomes ----
+# ---- what no update can learn from ----
+
+
+def not_finite(rows: BatchRows) -> str | None:
+    """Return a text that names the first column with NaN or infinity, and what computed it; None if there is none."""
+    rows.fetch(*COMPUTED_BY)
+    for name, computed_by in COMPUTED_BY.items():
+        cells = rows.column(name, rows.real)
+        if cells and not torch.cat(cells).isfinite().all():
+            faulty = sum(not cell.isfinite().all() for cell in cells)
+            return f"{name} of {faulty} of {len(cells)} responses, computed by {computed_by}"
+    return None
 
 
 def rewards_column(algorithm: DictConfig) -> str:
