@@ -13,7 +13,6 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
 
 from omegaconf import OmegaConf
 from stop_words import get_stop_words
@@ -29,11 +28,8 @@ from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import Segment
 from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder, token_text
 
-
-@cache
-def english_stop_words() -> frozenset[str]:
-    """Return the English stop words of the package stop-words that consist of letters alone, in lower case."""
-    return frozenset(word for word in get_stop_words("en") if word.isalpha())
+# English stop words of letters alone, in lower case
+STOP_WORDS = frozenset(word for word in get_stop_words("en") if word.isalpha())
 
 
 def check_correction(config) -> None:
@@ -104,7 +100,7 @@ class Policy(BranchPolicy):
                 builder.max_tokens,
                 builder.final_tokens,
                 self.text_of,
-                english_stop_words(),
+                STOP_WORDS,
                 lookahead_seed,
             )
             grower = TreeGrower(builder, lookahead, grower_seed)
