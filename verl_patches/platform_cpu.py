@@ -7,6 +7,7 @@ absence of a GPU must not choose it, because torch sees no CUDA in a Ray actor w
 import os
 from contextlib import nullcontext
 from types import ModuleType
+from unittest.mock import patch
 
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry, platform_manager, set_platform
@@ -71,11 +72,8 @@ def use_plain_gloo_process_group(distributed: ModuleType) -> None:
         def with_gloo(backend=None, **init_kwargs):
             return init_process_group(backend="gloo", **init_kwargs)
 
-        torch.distributed.init_process_group = with_gloo
-        try:
+        with patch.object(torch.distributed, "init_process_group", with_gloo):
             return original_torchrun(*args, **kwargs)
-        finally:
-            torch.distributed.init_process_group = init_process_group
 
     distributed.initialize_global_process_group_ray = initialize_global_process_group_ray
     distributed.initialize_global_process_group = initialize_global_process_group
