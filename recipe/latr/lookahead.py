@@ -112,8 +112,6 @@ class LookaheadTree:
         stop_words: frozenset[str] = frozenset(),
         seed: int = 0,
     ):
-        if k < 1:
-            raise ValueError(f"k={k}: a tree has at least one branch")
         self.k, self.config, self.max_new_tokens = k, config, max_new_tokens
         self.eos, self.text_of, self.stop_words = frozenset(eos_token_ids), text_of, stop_words
         self.random = random.Random(seed)
