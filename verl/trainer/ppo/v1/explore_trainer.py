@@ -28,8 +28,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl.trainer.ppo.credit.node_values import credit_metrics
-from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, Nodes, batch_nodes
+from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, Nodes, batch_nodes, credit_metrics
 from verl.trainer.ppo.v1.batch_rows import (
     ORDER,
     PROBLEM,
