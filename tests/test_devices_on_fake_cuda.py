@@ -70,7 +70,7 @@ WAITS = {
     },
     "fields of loss=archer": RANKS,
     "fields of loss=aspo": RANKS,
-    "fields of loss=aepo": {("loss.standardize_entropy", READS), ("loss.standardized_entropy_field", READS)},
+    "fields of loss=aepo": {("loss.standardize_entropy", READS)},
     "fields of loss=forking": {("loss.forking_weights", how) for how in (DOWN, CHOOSES)}
     | {("component.token_fields", READS)},
     "fields of credit=edge": {("credit.entropy_factors", how) for how in (CHOOSES, READS)},

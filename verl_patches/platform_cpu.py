@@ -7,6 +7,7 @@ absence of a GPU must not choose it, because torch sees no CUDA in a Ray actor w
 import os
 from contextlib import nullcontext
 from types import ModuleType
+from unittest.mock import patch
 
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry, platform_manager, set_platform
@@ -23,25 +24,15 @@ class PlatformCPU(PlatformBase):
     device_module = cpu_device
     set_device = synchronize = set_allocator_settings = empty_cache = cpu_device.nothing
     profiler_start = profiler_stop = cudart = cpu_device.nothing
-
-    def is_available(self) -> bool:
-        return True
+    is_available = staticmethod(cpu_device.is_available)
+    device_count = staticmethod(cpu_device.device_count)
+    # a device instead of an index, because callers pass it to `.to()`, where 0 would mean cuda:0
+    current_device = staticmethod(cpu_device.current_device)
+    manual_seed = manual_seed_all = staticmethod(cpu_device.manual_seed)
 
     def is_platform_available(self, use_smi_check=False) -> bool:
         """Return False: only VERL_PLATFORM=cpu chooses this platform, never upstream's detection."""
         return False
-
-    def current_device(self) -> torch.device:
-        """Return a device instead of an index, because callers pass it to `.to()`, where 0 would mean cuda:0."""
-        return torch.device("cpu")
-
-    def device_count(self) -> int:
-        return 1
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         return None, None
@@ -81,11 +72,8 @@ def use_plain_gloo_process_group(distributed: ModuleType) -> None:
         def with_gloo(backend=None, **init_kwargs):
             return init_process_group(backend="gloo", **init_kwargs)
 
-        torch.distributed.init_process_group = with_gloo
-        try:
+        with patch.object(torch.distributed, "init_process_group", with_gloo):
             return original_torchrun(*args, **kwargs)
-        finally:
-            torch.distributed.init_process_group = init_process_group
 
     distributed.initialize_global_process_group_ray = initialize_global_process_group_ray
     distributed.initialize_global_process_group = initialize_global_process_group

@@ -19,12 +19,12 @@ from verl.workers.config.prefix_tree import (
     UNIQUE_TOKEN_SHARE,
     check_model_config,
 )
-from verl.workers.config.token_bytes import TokenBytes
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.prefix_tree.attention import NAME
 from verl.workers.engine.prefix_tree.log_probs import TrieBatch
 from verl.workers.engine.prefix_tree.micro_batches import (
     TOKEN_BYTES,
+    TokenBytes,
     prepare_micro_batches,
     rows_and_temperatures,
 )

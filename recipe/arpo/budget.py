@@ -62,16 +62,15 @@ class BranchBudget:
             self.claims.clear()
         return granted
 
-    def spare(self) -> int:
-        """Return the number of slots that no branch can use any more; the caller fills them from the prompt."""
+    def take_spare(self) -> int:
+        """Return the number of slots that no branch can use any more, for trajectories from the prompt, and take them
+        from the budget."""
         possible = len(self.claims) + sum(self._claims(calls, self.call_limit) for calls in self.live.values())
         # The branch of a waiting claim may fork as well.
         possible += sum(self._claims(calls + 1, self.call_limit) for calls, _ in self.claims)
-        return max(0, self.slots - possible)
-
-    def take(self, slots: int) -> None:
-        """Record that the caller has started `slots` trajectories from the prompt."""
-        self.slots -= slots
+        spare = max(0, self.slots - possible)
+        self.slots -= spare
+        return spare
 
     def _claims(self, first: int, last: int) -> int:
         """Return the number of claims of a trajectory and its branches that all fork after calls `first` to `last`."""

@@ -30,34 +30,29 @@ class AEPOKeys:
     entropy_advantage_coef: float = Field(default=0.2, ge=0, le=1)
 
 
-def standardize_entropy(entropy: torch.Tensor, response_mask: torch.Tensor) -> tuple[torch.Tensor, float, float]:
-    """Return z = (H - mean) / std over the batch's valid tokens, mean and std (of the population; in nats).
+def standardize_entropy(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
+    """Return z = (H - mean) / std over the batch's valid tokens, and as metrics mean and std (of the population; in
+    nats) and the share of tokens with z > 0.
 
     `entropy` (B, T) is the old policy's over the full vocabulary, in nats. z (B, T) is float32 without gradient, 0
     outside the mask, and all 0 where the entropies do not differ. Tokens whose entropy is not finite, as upstream's is
     where a logit is -inf, do not count.
     """
-    mask = response_mask.bool() & entropy.isfinite()
-    standardized = torch.where(mask, entropy.detach().float(), 0.0)
-    n = mask.sum().item()
-    if n == 0:
-        return standardized, 0.0, 0.0
-    mean = standardized.sum(dtype=torch.float64).item() / n
-    standardized.sub_(mean).mul_(mask)
-    std = torch.linalg.vector_norm(standardized, dtype=torch.float64).item() / n**0.5
-    # Equal entropies may differ by rounding.
-    return standardized.mul_(1 / std if std > 1e-6 else 0.0), mean, std
-
-
-def standardized_entropy_field(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return z (B, T), and as metrics its mean, its standard deviation and the share of tokens with z > 0."""
-    standardized, mean, std = standardize_entropy(entropy, mask)
+    counted = mask.bool() & entropy.isfinite()
+    standardized = torch.where(counted, entropy.detach().float(), 0.0)
+    n, mean, std = counted.sum().item(), 0.0, 0.0
+    if n:
+        mean = standardized.sum(dtype=torch.float64).item() / n
+        standardized.sub_(mean).mul_(counted)
+        std = torch.linalg.vector_norm(standardized, dtype=torch.float64).item() / n**0.5
+        # Equal entropies may differ by rounding.
+        standardized.mul_(1 / std if std > 1e-6 else 0.0)
     grew = masked_mean((standardized > 0).float(), mask).item()
     return standardized, {"aepo/entropy_mean": mean, "aepo/entropy_std": std, "aepo/advantage_grew": grew}
 
 
 STANDARDIZED_ENTROPY = TokenField(
-    "standardized_entropy", "actor.enable_entropy_balanced_advantage=true", compute=standardized_entropy_field
+    "standardized_entropy", "actor.enable_entropy_balanced_advantage=true", compute=standardize_entropy
 )
 
 

@@ -4,28 +4,21 @@ ARPO's policy `threshold` forks where the entropy after a tool's result is above
 prompt. The published values fit the paper's models, not every model and task.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from statistics import fmean
 
 import numpy as np
 
-from verl.evaluation.exploration.table import Proposal, SampledGroup, Samples, Trajectory
+from verl.evaluation.exploration.table import Proposal, Samples, Trajectory
 from verl.utils.parts import register_proposal
 
 
 @register_proposal("arpo")
-def propose(samples: Samples) -> Proposal | None:
-    return arpo_thresholds(samples.usual, samples.n, samples.rollout)
-
-
-def arpo_thresholds(groups: Sequence[SampledGroup], n: int, keys: Mapping) -> Proposal | None:
+def arpo_thresholds(samples: Samples) -> Proposal | None:
     """Return the largest `entropy_weight` at which enough tool results are followed by a fork to grow n trajectories,
-    with `branch_policy=threshold` and `branch_probability=1`; None if no sample goes on after a tool's result.
-
-    `groups` are plain samples with tools; of `keys`, the section actor_rollout_ref.rollout, it reads initial_rollouts,
-    beam_size and entropy_tokens.
-    """
-    rows = [row for group in groups for row in group.trajectories]
+    with `branch_policy=threshold` and `branch_probability=1`; None if no sample goes on after a tool's result."""
+    n, keys = samples.n, samples.rollout
+    rows = [row for group in samples.usual for row in group.trajectories]
     ratios = [ratio for row in rows for ratio in entropy_ratios(row, keys["entropy_tokens"])]
     if not ratios:
         return None

@@ -233,8 +233,7 @@ class ForkingTrajectories:
         for key in self.budget.grant():
             self.counts["forks"] += 1
             self._start(self.waiting.pop(key))
-        for _ in range(self.budget.spare()):
-            self.budget.take(1)
+        for _ in range(self.budget.take_spare()):
             self._start(Trajectory((self.initial + self.counts["filled"],), may_fork=False))
             self.counts["filled"] += 1
 

@@ -74,17 +74,15 @@ def nominal_levels(looks: int, alpha: float = ALPHA) -> list[float]:
     return levels
 
 
-def mean_and_half(values: Sequence[float], looks: int = 0) -> tuple[float, float]:
-    """Return the mean, and half of its 95 % interval; with `looks`, of the one that holds for so many looks together.
-
-    One value has an infinite interval.
-    """
-    return interval(values, nominal_levels(looks)[len(values) - 1] if looks else 0.05)
+def mean_and_half(values: Sequence[float], looks: int) -> tuple[float, float]:
+    """Return the mean, and half of its 95 % interval that holds for `looks` looks together; one value has an infinite
+    interval."""
+    return interval(values, nominal_levels(looks)[len(values) - 1])
 
 
 def with_interval(values: Sequence[float], form: str = "+.3f") -> str:
     """Return the mean as text, ± half a 95 % interval where there are two values or more."""
-    mean, half = mean_and_half(values)
+    mean, half = interval(values)
     return format(mean, form) + (f" ± {half:.3f}" if len(values) > 1 else "")
 
 

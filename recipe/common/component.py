@@ -1,17 +1,24 @@
-"""`data.sampler.band`: each step's rewards tell the sampler of prompts how often the policy solves them."""
+"""Components that any run may have.
 
+SolveRates    data.sampler.band: each step's rewards tell the sampler of prompts how often the policy solves them
+TokenBudget   trainer.token_budget: a run ends after so many generated tokens, validated at equal distances on the way
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from statistics import fmean
-from typing import Annotated
 
 import numpy as np
+import pandas as pd
 import torch
-from annotated_types import Ge, Le
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.utils.dataset.rl_dataset import collate_fn
 
+from recipe.common.reporting.run_metrics import generated_tokens
 from verl.trainer.ppo.v1.batch_rows import BatchRows, place_of
 from verl.trainer.ppo.v1.component import Component
 from verl.utils.dataset.solve_rate_sampler import SolveRateSampler
@@ -28,7 +35,7 @@ class SamplerKeys:
     """The section `data.sampler`, see docs/explore.md."""
 
     band: str | None = None
-    unknown_share: Annotated[float, Ge(0), Le(1)] = 0.2
+    unknown_share: float = Field(default=0.2, ge=0, le=1)
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -114,3 +121,48 @@ class SolveRates(Component):
         if len(groups):
             metrics["sampler/mean_solve_rate"] = float(np.nanmean(rates))
             metrics["sampler/seen_in_band_share"] = float(self.sampler.in_band(groups).mean())
+
+
+@dataclass(frozen=True, config=STRICT)
+class TokenBudgetConfig:
+    """The number of tokens to generate for training, dropped prompts included, and of validations after the first."""
+
+    tokens: int | None = Field(default=None, ge=1)
+    validations: int = Field(default=8, ge=1)
+
+
+@register_component
+class TokenBudget(Component):
+    """Ends the run with the step that spends the budget; upstream's trainer validates by a `test_freq` set here."""
+
+    state_file = "token_budget.json"
+
+    def __init__(self, config: DictConfig):
+        super().__init__(config)
+        self.keys = read_keys(TokenBudgetConfig, config.trainer.token_budget, "trainer.token_budget")
+        self.spent = 0.0
+
+    @classmethod
+    def is_needed(cls, config: DictConfig) -> bool:
+        return OmegaConf.select(config, "trainer.token_budget.tokens") is not None
+
+    @classmethod
+    def check(cls, config: DictConfig) -> None:
+        cls(config)
+
+    @contextmanager
+    def around_update(self, trainer, metrics: dict) -> Iterator[None]:
+        step, distance = trainer.global_steps, self.keys.tokens / self.keys.validations
+        passed = self.spent // distance
+        counts = {key: [value] for key, value in metrics.items() if key.startswith(("tree/", "training/", "hato/"))}
+        self.spent += float(generated_tokens(pd.DataFrame(counts)).iloc[0])
+        trainer.config.trainer.test_freq = step if self.spent // distance > passed else trainer.total_training_steps + 1
+        if self.spent >= self.keys.tokens:
+            trainer.total_training_steps = step
+        yield
+
+    def state_dict(self) -> dict:
+        return {"spent": self.spent}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.spent = state["spent"]

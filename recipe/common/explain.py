@@ -267,7 +267,8 @@ def explain(config: DictConfig, seed: int = 0, drift: float = 0.0) -> tuple[str,
         elif segment.author != "model":
             lines.append(f"{name:<50} {int(through.sum()):>7}         (the environment's)")
         else:
-            weights = [-1000 * gradient[at & (_place(at) == i)].sum() for i in range(len(segment.token_ids))]
+            places = at.cumsum(-1) - 1  # of each token within the segment
+            weights = [-1000 * gradient[at & (places == i)].sum() for i in range(len(segment.token_ids))]
             shown = [f"{weight:+.1f}" for weight in weights]
             shown = shown[:1] if len(set(shown)) == 1 else shown
             value, advantage = right[through].mean(), advantages[at].mean()
@@ -285,10 +286,6 @@ def explain(config: DictConfig, seed: int = 0, drift: float = 0.0) -> tuple[str,
     )
     lines += ["", f"rewards of the trajectories: {rewards}"]
     return "\n".join(lines), tree_record(tree, 1, PROMPT, right.tolist(), "rows", tokenizer)
-
-
-def _place(at: torch.Tensor) -> torch.Tensor:
-    return at.cumsum(-1) - 1
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -77,14 +77,11 @@ def menu() -> str:
             if needs:
                 lines.append(f"  {'':<{len(part) + 17}} needs {needs}")
             if part == "recipe":
-                lines.append(f"  {'':<{len(part) + 17}} {_in_words(recipe_parts(choice))}".rstrip())
+                chosen = " ".join(f"{kind}={name}" for kind, name in recipe_parts(choice).items())
+                lines.append(f"  {'':<{len(part) + 17}} {chosen}".rstrip())
     lines += ["", "What a choice sets, and what its keys mean: python -m recipe.common.menu tree=latr"]
     lines += ["Any combination: DRY_RUN=1 bash recipe/common/run_explore.sh recipe=… tree=… credit=… loss=…"]
     return "\n".join(lines[1:])
-
-
-def _in_words(chosen: dict[str, str]) -> str:
-    return " ".join(f"{part}={choice}" for part, choice in chosen.items())
 
 
 def about_choice(part: str, choice: str) -> str:

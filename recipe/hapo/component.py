@@ -3,10 +3,11 @@
 import torch
 from omegaconf import DictConfig
 
-from recipe.hapo.normalized_entropy import ENTROPY_H, EntropyStatistics, compute_entropy_h, entropy_to_h
+from recipe.hapo.normalized_entropy import ENTROPY_H, EntropyStatistics, compute_entropy_h
 from verl.trainer.ppo.v1.component import Component
 from verl.utils.parts import register_component
 from verl.workers.rollout.prompt_task import PromptSettings
+from vllm_patches.entropy_temperature import normalize_entropy
 from vllm_patches.tempered_requests import KEY
 
 
@@ -32,7 +33,7 @@ class NormalizedEntropy(Component):
     def token_fields(self, entropy: torch.Tensor, mask: torch.Tensor, metrics: dict) -> dict[str, torch.Tensor]:
         if self.tau and self.statistics is not None:
             # The sampler tempered this step's rollouts by the last step's statistics.
-            h = entropy_to_h(entropy, self.statistics)[mask & entropy.isfinite()]
+            h = normalize_entropy(entropy, *self.statistics)[mask & entropy.isfinite()]
             temperature = self.config.actor_rollout_ref.rollout.temperature
             metrics["hapo/temperature_mean"] = temperature * (1 + self.tau * h).mean().item()
         pivot = self.config.actor_rollout_ref.actor.get("entropy_pivot", 0.8)

@@ -76,7 +76,7 @@ def ada_advantage(
 
 @register_loss(
     "hapo",
-    "HAPO (arXiv 2509.16591): clip ranges and advantages follow each token's normalised entropy",
+    "HAPO (arXiv 2509.16591): clip ranges and advantages follow each token's normalized entropy",
     requires="no algorithm.rollout_correction.bypass_mode: the old policy's entropies",
     keys=HAPOKeys,
     switches={"adaptive_clip": ENTROPY_H, "adaptive_advantage": ENTROPY_H},

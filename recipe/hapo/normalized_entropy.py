@@ -6,14 +6,13 @@ import numpy as np
 import torch
 
 from verl.utils.token_fields import TokenField
-from vllm_patches.entropy_temperature import normalize_entropy
 from vllm_patches.tempered_requests import ENTROPY_FLOOR
 
 ENTROPY_H = TokenField("entropy_h", "HAPO's loss")
 
 
 class EntropyStatistics(NamedTuple):
-    """The parameters of h = z * (scale_pos if z > 0 else scale_neg), z = (log H - median) / std.
+    """The parameters of h = z * (scale_pos if z > 0 else scale_neg), z = (log H - median) / std (`normalize_entropy`).
 
     `median` is the pivot quantile of log H (the paper's code uses this name for every quantile), `std` the root mean
     square distance from it. `std` and the scales are positive; those that a batch does not define are 1.
@@ -23,11 +22,6 @@ class EntropyStatistics(NamedTuple):
     std: float = 1.0
     scale_pos: float = 1.0
     scale_neg: float = 1.0
-
-
-def entropy_to_h(entropy: torch.Tensor, statistics: EntropyStatistics) -> torch.Tensor:
-    """Return h, clamped to [-1, 1], of entropies in nats (any shape), for statistics of this or an earlier batch."""
-    return normalize_entropy(entropy, *statistics)
 
 
 def compute_entropy_h(

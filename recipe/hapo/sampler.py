@@ -1,9 +1,7 @@
 """HAPO's sampler (arXiv 2509.16591), `sampler=tempered`: a token's temperature follows its entropy.
 
-h in [-1, 1] is the token's normalized entropy (recipe/hapo/normalized_entropy.py).
-
-`TemperedSampling` in recipe/hapo/component.py sends the sampler's settings with the prompts, and vLLM's
-processes read them (vllm_patches/tempered_requests.py).
+recipe/hapo/component.py sends the sampler's settings with the prompts, and vLLM's processes read them
+(vllm_patches/tempered_requests.py). h in [-1, 1] is the token's normalized entropy (recipe/hapo/normalized_entropy.py).
 """
 
 from pydantic import Field

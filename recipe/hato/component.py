@@ -115,17 +115,18 @@ def visits_of(rows: BatchRows, credit: StepCredit) -> list[Visit]:
     """Return the visit of each prompt group; raise ValueError if a tree came without its steps."""
     varying, visits = share_of_varying_groups(credit), []
     for group in rows.groups:
-        steps, number = rows.tree_data(group, KeptSteps), int(np.searchsorted(credit.nodes.prompts, group.uid))
-        nodes = credit.nodes.segment_nodes(group.uid, steps.segments)
+        estimates = rows.tree_data(group, KeptSteps).estimates
+        number = int(np.searchsorted(credit.nodes.prompts, group.uid))
+        nodes = credit.nodes.segment_nodes(group.uid, list(estimates))
         # A step that no row passes through has no answer.
-        answered = [i for i, node in enumerate(nodes) if node >= 0]
+        answered = [(step, node) for step, node in zip(estimates.values(), nodes, strict=True) if node >= 0]
         visits.append(
             Visit(
                 order=group.order,
                 problem=group.problem,
-                features=[steps.features[i] for i in answered],
-                values=[steps.values[i] for i in answered],
-                right=credit.right[[nodes[i] for i in answered]].tolist(),
+                features=[step.features for step, _ in answered],
+                values=[step.value for step, _ in answered],
+                right=credit.right[[node for _, node in answered]].tolist(),
                 accuracy=credit.prompt_right[number].item(),
                 varying=varying[number].item(),
                 tokens=rows.column("extra_fields", group.rows[:1])[0][TREE_METRICS]["tokens_generated"],
@@ -264,15 +265,16 @@ class SuccessfulPaths(Component):
         hato_keys(config)
 
     def on_drop(self, rows: BatchRows) -> None:
-        new = [group for group in rows.groups if self.references.wants(group.problem)]
-        paths = _responses(rows, [rows.answers(group) for group in new])
-        self.first_visits += [(group.order, group.problem, own) for group, own in zip(new, paths, strict=True)]
+        for group in rows.groups:
+            if self.references.wants(group.problem):
+                paths = rows.column("responses", rows.answers(group))
+                self.first_visits.append((group.order, group.problem, paths))
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
         shown = rows.groups[: self.config.trainer.get("tree_prompts", 8)]
         is_right = (rows.rewards.sum(-1) > self.threshold).tolist()
-        responses = _responses(rows, [[row for row in group.rows if is_right[row]] for group in shown])
-        right = [[path.tolist() for path in paths] for paths in responses]
+        right_rows = [[row for row in group.rows if is_right[row]] for group in shown]
+        right = [[path.tolist() for path in rows.column("responses", own)] for own in right_rows]
         distances = [rdi(sorted(set(map(tuple, paths)))) for paths in right]
         pairs = zip(shown, right, strict=True)
         novelties = [novelty(paths, self.references.of(group.problem)) for group, paths in pairs]
@@ -289,8 +291,3 @@ class SuccessfulPaths(Component):
 
     def load_state_dict(self, state: dict) -> None:
         self.references.load_state_dict(state)
-
-
-def _responses(rows: BatchRows, groups: Sequence[Sequence[int]]) -> list[list[torch.Tensor]]:
-    tokens = iter(rows.column("responses", [row for group in groups for row in group]))
-    return [[next(tokens) for _ in group] for group in groups]

@@ -7,15 +7,9 @@ from statistics import fmean
 
 import numpy as np
 import torch
+from rapidfuzz.distance import Levenshtein
 
 MAX_PATHS = 16  # most paths of a problem that are compared; the cost grows with the square of their number
-
-
-def _distance(a: Sequence[int], b: Sequence[int], cutoff: float) -> float:
-    """Return Levenshtein's distance / length of the longer path; 1 if it is above `cutoff`, where it stops early."""
-    from rapidfuzz.distance import Levenshtein
-
-    return Levenshtein.normalized_distance(a, b, score_cutoff=cutoff)
 
 
 def rdi(paths: Sequence[Sequence[int]]) -> float | None:
@@ -29,7 +23,8 @@ def rdi(paths: Sequence[Sequence[int]]) -> float | None:
         return None
     nearest = [1.0] * len(paths)
     for i, j in combinations(range(len(paths)), 2):
-        distance = _distance(paths[i], paths[j], max(nearest[i], nearest[j]))
+        cutoff = max(nearest[i], nearest[j])  # a larger distance counts as 1, and is not computed to its end
+        distance = Levenshtein.normalized_distance(paths[i], paths[j], score_cutoff=cutoff)
         nearest[i], nearest[j] = min(nearest[i], distance), min(nearest[j], distance)
     return fmean(nearest)
 
@@ -43,7 +38,8 @@ def novelty(paths: Sequence[Sequence[int]], references: Sequence[Sequence[int]])
     for path in evenly_spaced(paths, MAX_PATHS):
         distances.append(1.0)
         for reference in references:
-            distances[-1] = min(distances[-1], _distance(path, reference, distances[-1]))
+            distance = Levenshtein.normalized_distance(path, reference, score_cutoff=distances[-1])
+            distances[-1] = min(distances[-1], distance)
     return fmean(distances)
 
 

@@ -196,10 +196,8 @@ class Policy(BranchPolicy):
 
     def data_for_trainer(self, tree: TrajectoryTree) -> KeptSteps:
         answers = [leaf for leaf in tree.leaves if not tree.is_dropped(leaf)]
-        kept = sorted({i for leaf in answers for i in tree.path(leaf)})
-        estimates = {i: tree.segments[i].info.record for i in kept if tree.segments[i].info.record is not None}
-        columns = zip(*estimates.values(), strict=True) if estimates else ((), ())
-        return KeptSteps(tuple(estimates), *map(tuple, columns))
+        records = {i: tree.segments[i].info.record for i in sorted({i for leaf in answers for i in tree.path(leaf)})}
+        return KeptSteps({i: record for i, record in records.items() if record is not None})
 
 
 def reward_loop_scorer(score: Score | None) -> LocalReward:

@@ -18,7 +18,7 @@ Shapes: N rows, F features, M remembered steps, K estimates, B rows of a mini-ba
 import io
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -67,16 +67,10 @@ class StepEstimate(NamedTuple):
 
 
 class KeptSteps(NamedTuple):
-    """The steps of a tree that lead to answers, from which the value model is trained.
+    """The steps of a tree that lead to answers, from which the value model is trained: id of each step's segment -> its
+    estimate."""
 
-    Args:
-        segments: id of each step's segment.
-        features, values: `StepEstimate` of each step.
-    """
-
-    segments: tuple[int, ...]
-    features: tuple[list[float], ...]
-    values: tuple[float, ...]
+    estimates: dict[int, StepEstimate]
 
 
 def step_features(
@@ -120,11 +114,10 @@ def step_features(
     return [min(1.0, max(0.0, value)) for value in raw]
 
 
-def agreement(step: Collection[int], siblings: Sequence[Collection[int]]) -> float:
+def agreement(step: set[int], siblings: Sequence[set[int]]) -> float:
     """Return the mean Jaccard similarity of a step's set of token ids with each sibling's; 0 without siblings."""
-    own = set(step)
-    unions = [(own & set(sibling), own | set(sibling)) for sibling in siblings]
-    return sum(len(both) / len(either) for both, either in unions if either) / len(unions) if unions else 0.0
+    similarities = [len(step & sibling) / max(1, len(step | sibling)) for sibling in siblings]
+    return sum(similarities) / len(siblings) if siblings else 0.0
 
 
 def value_model_of(config: HATOConfig, seed: int, n_features: int = len(FEATURES)) -> "ValueModel":
@@ -220,7 +213,7 @@ class NetworkValueModel(ValueModel):
         super().observe(features, outcomes)
         for _ in range(self.n_updates if len(self.outcomes_M) else 0):
             rows = torch.randint(len(self.outcomes_M), (BATCH_SIZE,), generator=self.generator)
-            masks = self.networks.masks_to_learn(len(rows), self.generator)
+            masks = self.networks.draw_masks(self.networks.members, len(rows), self.generator)
             logits_KB = self.networks.logits(self.features_MF[rows], masks)
             targets_KB = self.outcomes_M[rows].expand_as(logits_KB)
             weights_KB = self.weights_MK[rows].T
@@ -295,7 +288,7 @@ class Networks(nn.Module):
         self.prior_weights, self.prior_biases = _layers(sizes, self.members, generator)
         self.prior_weights.requires_grad_(False)
         self.prior_biases.requires_grad_(False)
-        masks = self._masks((settings.n_passes, 1, model.hidden_size), generator)
+        masks = self.draw_masks(settings.n_passes, 1, generator)
         self.register_buffer("masks", None if masks is None else torch.stack(masks))
 
     def logits(self, features_NF: torch.Tensor, masks) -> torch.Tensor:
@@ -305,14 +298,12 @@ class Networks(nn.Module):
             return logits
         return logits + _forward(self.prior_weights, self.prior_biases, features_NF, None)
 
-    def masks_to_learn(self, n_rows: int, generator: torch.Generator) -> list[torch.Tensor] | None:
-        """Draw dropout masks for one update: for each hidden layer (members, n_rows, H); None without dropout."""
-        return self._masks((self.members, n_rows, self.weights[0].shape[-1]), generator)
-
-    def _masks(self, shape: tuple[int, ...], generator: torch.Generator) -> list[torch.Tensor] | None:
-        """Draw a mask for each hidden layer: 1 / (1 - dropout) where a unit stays, else 0; None without dropout."""
+    def draw_masks(self, kinds: int, n_rows: int, generator: torch.Generator) -> list[torch.Tensor] | None:
+        """Draw a mask (kinds, n_rows, H) for each hidden layer: 1 / (1 - dropout) where a unit stays, else 0; None
+        without dropout."""
         if not self.dropout:
             return None
+        shape = kinds, n_rows, self.weights[0].shape[-1]
         draws = [torch.rand(shape, generator=generator) for _ in self.weights[:-1]]
         return [(draw >= self.dropout).float() / (1 - self.dropout) for draw in draws]
 

@@ -132,8 +132,6 @@ def tightened(config: KTConfig, steps: int) -> KTConfig:
 def next_tightened_steps(config: KTConfig, steps: int, suppress_ratio: float, empty_branch_ratio: float) -> int:
     """Return the number of steps for `tightened` after a training step, within max_n_step in either direction; both
     ratios are means over the trees."""
-    if not config.enable_param_scheduler:
-        return steps
     if suppress_ratio > config.suppress_ratio_thres:
         steps += 1
     if empty_branch_ratio > config.empty_branch_ratio_thres:

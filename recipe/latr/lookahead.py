@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from rapidfuzz.distance import LCSseq, Levenshtein
+
 from recipe.latr.keys import KTConfig
 
 TokenLogprob = tuple[int, float]  # token, log-probability
@@ -29,15 +31,11 @@ PUNCTUATION = frozenset(".,;:!?\"'")
 
 def edit_distance_ratio(a: Sequence[int], b: Sequence[int]) -> float:
     """Return the Levenshtein distance / length; 0 for equal sequences."""
-    from rapidfuzz.distance import Levenshtein
-
     return Levenshtein.distance(a, b) / len(a)
 
 
 def rouge_l(a: Sequence[int], b: Sequence[int]) -> float:
     """Return ROUGE-L F1: longest common subsequence / length, as both are equally long."""
-    from rapidfuzz.distance import LCSseq
-
     return LCSseq.similarity(a, b) / len(a)
 
 
@@ -114,8 +112,6 @@ class LookaheadTree:
         stop_words: frozenset[str] = frozenset(),
         seed: int = 0,
     ):
-        if k < 1:
-            raise ValueError(f"k={k}: a tree has at least one branch")
         self.k, self.config, self.max_new_tokens = k, config, max_new_tokens
         self.eos, self.text_of, self.stop_words = frozenset(eos_token_ids), text_of, stop_words
         self.random = random.Random(seed)
@@ -130,17 +126,24 @@ class LookaheadTree:
     def advance(self, choices: Sequence[Choice | None]) -> None:
         """Make one step. `choices[i]` belongs to `rows[i]`; None for a finished row."""
         born, only_first = self._choose(choices)
-        full = len(self.rows) == self.k
+        samples = self.samples()
         births = [self._birth(*birth) for birth in born]
         for i, (row, choice) in enumerate(zip(self.rows, choices, strict=True)):
             if choice is not None:
-                self._extend(row, choice, may_sample=i in only_first, full=full)
+                token, log_prob = choice.sampled if samples and i in only_first else choice.top_logprobs[0]
+                row.tokens.append(token)
+                row.log_probs.append(log_prob)
         self.rows += births
         self._prune()
         for row in self.rows:
             row.finished = row.finished or row.tokens[-1] in self.eos
         self.left = self._leaves()
         self.step += 1
+
+    def samples(self) -> bool:
+        """Return whether rows that do not branch take a sampled token in the next step (`sample_nk`)."""
+        mode = self.config.sample_nk
+        return mode == "always" or (mode == "full" and len(self.rows) == self.k)
 
     def _choose(self, choices: Sequence[Choice | None]) -> tuple[list[tuple[Row, int, TokenLogprob]], set[int]]:
         """Return the births of this step as (parent, rank, candidate), and the indices of the rows without a birth."""
@@ -182,13 +185,6 @@ class LookaheadTree:
         number = len(self.record.births) + 1
         self.record.births.append((self.step, number, parent.number, rank, token))
         return Row(number, parent.number, self.step, [*parent.tokens, token], [*parent.log_probs, log_prob])
-
-    def _extend(self, row: Row, choice: Choice, may_sample: bool, full: bool) -> None:
-        sample_nk = self.config.sample_nk
-        samples = may_sample and (sample_nk == "always" or (sample_nk == "full" and full))
-        token, log_prob = choice.sampled if samples else choice.top_logprobs[0]
-        row.tokens.append(token)
-        row.log_probs.append(log_prob)
 
     # ---- pruning ----
 

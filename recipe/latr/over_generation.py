@@ -7,6 +7,8 @@ import math
 import random
 from collections.abc import Sequence
 
+from rapidfuzz.distance import Levenshtein
+
 from recipe.latr.keys import SECTION, KTConfig
 from verl.utils.parts import register_tree
 from verl.workers.config.keys import ROLLOUT, read_keys
@@ -20,8 +22,6 @@ def most_diverse(responses: Sequence[Sequence[int]], n: int) -> list[int]:
     The distance is Levenshtein's, divided by the longer length; among equals the first wins. This greedy farthest-point
     selection is at most twice as bad as the best choice (Gonzalez 1985).
     """
-    from rapidfuzz.distance import Levenshtein
-
     chosen: list[int] = []
     nearest = [math.inf] * len(responses)
     while len(chosen) < n:

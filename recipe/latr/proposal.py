@@ -5,7 +5,6 @@ p1 - p2 < prob_filter_rel_thres. The published thresholds fit the paper's models
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,21 +15,15 @@ HALVINGS = 30
 
 
 @register_proposal("latr")
-def propose(samples: Samples) -> Proposal:
-    """Propose thresholds by which the median tree should open n branches. Dropped branches, and greedy tokens that are
-    surer than samples, cost some of them."""
-    return latr_thresholds(samples.coldest, float(samples.n))
-
-
-def latr_thresholds(groups: Sequence[SampledGroup], branches: float) -> Proposal:
-    """Return the strictest LATR thresholds at which the median tree is expected to open at least `branches` branches.
+def latr_thresholds(samples: Samples) -> Proposal:
+    """Return the strictest LATR thresholds at which the median tree is expected to open n branches or more. Dropped
+    branches, and greedy tokens that are surer than samples, cost some of them.
 
     For a level u in [0, 1], prob_filter_rel_thres is the u-quantile of p1 - p2 over all steps, prob_filter_abs_thres is
     the (1 - u)-quantile of p2. Bisection finds the smallest u with enough branches (`expected_branches`). The tree
-    takes the most likely tokens, so samples at a low temperature resemble it most. Ask for more branches than it can
-    hold if some are dropped.
+    takes the most likely tokens, so samples at a low temperature resemble it most.
     """
-    tables = [probabilities(group) for group in groups]
+    tables = [probabilities(group) for group in samples.coldest]
     seconds_S, gaps_S = (np.concatenate([table[i][~np.isnan(table[i])] for table in tables]) for i in (0, 1))
 
     def thresholds(level: float) -> tuple[float, float]:
@@ -42,7 +35,7 @@ def latr_thresholds(groups: Sequence[SampledGroup], branches: float) -> Proposal
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if expected(*thresholds(middle)) >= branches else (middle, high)
+        low, high = (low, middle) if expected(*thresholds(middle)) >= samples.n else (middle, high)
     # Round to the looser side, so that steps exactly at the quantiles pass.
     absolute, relative = (rounded(value, up) for value, up in zip(thresholds(high), (False, True), strict=True))
     return Proposal(

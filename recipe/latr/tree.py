@@ -13,7 +13,6 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
 
 from omegaconf import OmegaConf
 from stop_words import get_stop_words
@@ -29,11 +28,8 @@ from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import Segment
 from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder, token_text
 
-
-@cache
-def english_stop_words() -> frozenset[str]:
-    """Return the English stop words of the package stop-words that consist of letters alone, in lower case."""
-    return frozenset(word for word in get_stop_words("en") if word.isalpha())
+# English stop words of letters alone, in lower case
+STOP_WORDS = frozenset(word for word in get_stop_words("en") if word.isalpha())
 
 
 def check_correction(config) -> None:
@@ -104,7 +100,7 @@ class Policy(BranchPolicy):
                 builder.max_tokens,
                 builder.final_tokens,
                 self.text_of,
-                english_stop_words(),
+                STOP_WORDS,
                 lookahead_seed,
             )
             grower = TreeGrower(builder, lookahead, grower_seed)
@@ -178,14 +174,9 @@ class TreeGrower:
             self.results[row.number] = {at: result for at, result in parent_results if at <= row.birth_step}
         return self.results[row.number]
 
-    def _samples_now(self) -> bool:
-        tree = self.tree
-        mode = tree.config.sample_nk
-        return mode == "always" or (mode == "full" and len(tree.rows) == tree.k)
-
     def _forget_stale_chunks(self) -> None:
         """Clear chunks of choices that were generated in the other mode, sampled or greedy."""
-        sampled = self._samples_now()
+        sampled = self.tree.samples()
         for row in self.tree.rows:
             if (ahead := self._choices_of(row)) and (ahead[0].sampled is not None) != sampled:
                 ahead.clear()
@@ -198,7 +189,7 @@ class TreeGrower:
         return self.ahead[row.number]
 
     async def _look_ahead(self, row: Row) -> None:
-        sampled = self._samples_now()
+        sampled = self.tree.samples()
         seed = self.random.getrandbits(31) if sampled else None
         if (path := await self._after_reply(row)) is None:
             row.finished = True
@@ -211,7 +202,7 @@ class TreeGrower:
     def _look_further(self, rows: Sequence[Row]) -> list[Coroutine]:
         """Return further requests to run: for rows that soon run out of choices, and branches about to open."""
         tree, requests = self.tree, []
-        if self._samples_now():
+        if tree.samples():
             return []
         for row in rows:
             choices, length = self.ahead[row.number], len(row.tokens)

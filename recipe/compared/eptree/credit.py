@@ -2,10 +2,10 @@
 
     (V(node) - V(root) + V(node) - V(parent)) / sqrt(trajectories through the node)
 
-V: verl/trainer/ppo/credit/node_values.py.
+V: verl/trainer/ppo/credit/nodes.py.
 """
 
-from verl.trainer.ppo.credit.node_values import gain, register_value_credit
+from verl.trainer.ppo.credit.nodes import gain, register_value_credit
 
 compute_treerl_advantage = register_value_credit(
     "treerl",

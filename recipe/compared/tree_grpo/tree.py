@@ -16,8 +16,8 @@ from verl.utils.parts import register_tree
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.environment import NO_ENVIRONMENT
-from verl.workers.rollout.trajectory_tree import TOOL, Segment
-from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder, derived_seed
+from verl.workers.rollout.trajectory_tree import Segment, path_to, split_steps
+from verl.workers.rollout.tree_builder import BranchPolicy, TreeBuilder, derived_seed
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -61,28 +61,19 @@ class Policy(BranchPolicy):
         step_ends: list[int] = []
         starts: list[int | None] = [None]
         for _ in range(1 + self.keys.L):
-            paths = [Path.of(builder.tree.segments[i] for i in builder.tree.path(start)) for start in starts]
+            paths = [path_to(builder.tree, start) for start in starts]
             ends = await gather_or_cancel(*(builder.finish(path, draws.getrandbits(31)) for path in paths))
             leaves += [self._place(builder, *end, step_ends) for end in zip(starts, ends, strict=True)]
             starts = draws.choices(step_ends or [None], k=self.keys.N)
         return leaves
 
     def _place(self, builder: TreeBuilder, at: int | None, segments: list[Segment], step_ends: list[int]) -> int:
-        """Adds segments below `at`, and the index of each that ends a step to `step_ends`; returns the last index."""
+        """Add segments below `at`, and the index of each that ends a step to `step_ends`; return the last index."""
         has_tools = builder.environment is not NO_ENVIRONMENT
-        parts = segments if has_tools else [part for segment in segments for part in self._steps(segment)]
-        for part in parts:
+        steps = split_steps(segments, self.text_of, None if has_tools else self.keys.step_delimiter)
+        for number, step in enumerate(steps, 1):
             # trees share nothing but the prompt, even where they begin alike
-            at = builder.tree.add(part) if at is None else builder.tree.insert(at, [part])
-            if part is not parts[-1] and at not in step_ends and (part.author == TOOL or not has_tools):
+            at = builder.tree.add_chain(None, step) if at is None else builder.tree.insert(at, step)
+            if number < len(steps) and at not in step_ends:
                 step_ends.append(at)
         return at
-
-    def _steps(self, segment: Segment) -> list[Segment]:
-        """A segment in parts; each but perhaps the last ends with the token that completes the delimiter."""
-        parts, start, text = [], 0, ""
-        for end, token in enumerate(segment.token_ids, 1):
-            if self.keys.step_delimiter in (text := text + self.text_of(token)) or end == len(segment.token_ids):
-                parts.append(Segment(None, segment.token_ids[start:end], segment.log_probs[start:end]))
-                start, text = end, ""
-        return parts

@@ -12,7 +12,7 @@ from recipe.arpo.proposal import arpo_thresholds, entropy_ratios
 from recipe.arpo.tree import ARPOConfig, dynamic_initial_rollouts, fork_probability
 from tests.refusals import refused, says
 from tests.tables import table
-from verl.evaluation.exploration.table import Certainty, SampledGroup, Trajectory
+from verl.evaluation.exploration.table import Certainty, SampledGroup, Samples, Trajectory
 from verl.workers.config.keys import ROLLOUT, read_keys
 
 
@@ -64,9 +64,7 @@ def grow(seed: int, order: random.Random, slots: int, initial: int, beam: int, l
     while True:
         for key in budget.grant():
             at[key] = key[-2]  # calls when it left
-        spare = budget.spare()
-        budget.take(spare)
-        fills += spare
+        fills += budget.take_spare()
         ran |= at.keys()
         if not at:
             assert budget.slots == 0
@@ -113,9 +111,9 @@ def test_slots_that_no_branch_can_need_are_spare_at_once():
     budget = BranchBudget(slots=10, beam_size=2, call_limit=1)
     for i in range(3):
         budget.enter((i,), 0)
-    assert budget.spare() == 7  # each of the three may fork once
+    assert budget.take_spare() == 7  # each of the three may fork once
     budget.leave((0,))
-    assert budget.spare() == 8
+    assert budget.take_spare() == 1
     assert budget.grant() == []
 
 
@@ -143,11 +141,12 @@ def test_arpo_forks_as_often_as_there_are_places():
         return row([None if e is None else Certainty(e, 0.5, 0.4) for e in entropies])
 
     groups = [SampledGroup([1], [trajectory() for _ in range(8)], 0) for _ in range(10)]
-    proposal = arpo_thresholds(groups, 8, keys)
+    proposal = arpo_thresholds(Samples(8, keys, [], groups))
     weight = proposal.values["entropy_weight"]
     after = [step.entropy for group in groups for each in group.trajectories for step in each.steps[1:] if step]
     # four places, and four trajectories that decide twice each: half of the states
     assert np.mean([entropy > weight for entropy in after]) == pytest.approx(0.5, abs=0.02)
     assert proposal.values["branch_policy"] == "threshold" and proposal.values["branch_probability"] == 1
-    assert arpo_thresholds(groups, 40, keys).values["entropy_weight"] == 0  # more places than states
-    assert arpo_thresholds([SampledGroup([1], [row([Certainty(1.0, 0.5, 0.4)])], 0)], 8, keys) is None
+    assert arpo_thresholds(Samples(40, keys, [], groups)).values["entropy_weight"] == 0  # more places than states
+    without_tools = SampledGroup([1], [row([Certainty(1.0, 0.5, 0.4)])], 0)
+    assert arpo_thresholds(Samples(8, keys, [], [without_tools])) is None

@@ -22,10 +22,11 @@ actor_config = partial(losses.actor_config, "aepo", clip_ratio=0.2, clip_ratio_l
 @pytest.mark.parametrize("seed", range(3))
 def test_entropy_is_standardized_over_the_valid_tokens(seed):
     entropy, mask, *_ = random_batch(seed)
-    standardized, *moments = standardize_entropy(entropy, mask)
+    standardized, metrics = standardize_entropy(entropy, mask)
     values = entropy[mask.bool()].tolist()
     mean, std = np.mean(values), np.std(values)
-    assert moments == pytest.approx([mean, std], rel=1e-6)
+    grew = np.mean([v > mean for v in values])
+    assert [*metrics.values()] == pytest.approx([mean, std, grew], rel=1e-6)
     assert standardized[mask.bool()].tolist() == pytest.approx([(v - mean) / std for v in values], abs=1e-5)
     assert (standardized[mask == 0] == 0).all()
 
@@ -41,9 +42,9 @@ def test_entropy_is_standardized_over_the_valid_tokens(seed):
     ids=["all masked", "no rows", "all equal", "nan outside the mask"],
 )
 def test_entropies_that_do_not_differ_change_nothing(entropy, mask, mean):
-    standardized, actual, std = standardize_entropy(entropy, mask)
+    standardized, metrics = standardize_entropy(entropy, mask)
     assert standardized.shape == entropy.shape and (standardized == 0).all()
-    assert actual == pytest.approx(mean) and std < 1e-6
+    assert metrics["aepo/entropy_mean"] == pytest.approx(mean) and metrics["aepo/entropy_std"] < 1e-6
 
 
 def test_the_balanced_advantage_by_hand():
@@ -119,7 +120,8 @@ def test_the_loss_and_its_gradient_token_by_token(seed, clipping, advantage):
 def test_entropies_that_are_not_finite_do_not_count():
     """Upstream's entropy is NaN where a logit is -inf."""
     entropy = torch.tensor([[0.5, math.nan, 2.0], [math.inf, 0.1, 1.0]])
-    standardized, *moments = standardize_entropy(entropy, torch.ones(2, 3))
-    finite, *expected = standardize_entropy(torch.tensor([[0.5, 2.0, 0.1, 1.0]]), torch.ones(1, 4))
-    assert moments == expected and standardized[entropy.isfinite()].tolist() == finite[0].tolist()
+    standardized, metrics = standardize_entropy(entropy, torch.ones(2, 3))
+    finite, expected = standardize_entropy(torch.tensor([[0.5, 2.0, 0.1, 1.0]]), torch.ones(1, 4))
+    assert metrics["aepo/entropy_std"] == expected["aepo/entropy_std"]
+    assert standardized[entropy.isfinite()].tolist() == finite[0].tolist()
     assert standardized[0, 1] == 0 and standardized[1, 0] == 0

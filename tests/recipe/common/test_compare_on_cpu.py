@@ -28,7 +28,7 @@ from recipe.common.compare import (
     with_interval,
 )
 from recipe.common.compare_runs import area, command_of, curve_of, in_parallel, overrides_of
-from recipe.common.token_budget.component import TokenBudget
+from recipe.common.component import TokenBudget
 
 
 def run(accuracies: list[float], tokens: float, seconds: float, calls: float | None = None) -> pd.DataFrame:

@@ -7,10 +7,11 @@ import pytest
 import torch
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-from recipe.hapo.credit import compute_hapo_outcome_advantage, token_level_group_advantage
+from recipe.hapo.credit import compute_hapo_outcome_advantage
 from recipe.hapo.loss import compute_policy_loss_hapo
-from recipe.hapo.normalized_entropy import ENTROPY_H, compute_entropy_h, entropy_to_h
+from recipe.hapo.normalized_entropy import ENTROPY_H, compute_entropy_h
 from tests.recipe.losses import actor_config, assert_token_by_token, random_batch, slow_clipped_loss
+from vllm_patches.entropy_temperature import normalize_entropy
 
 # ---- h ----
 
@@ -42,7 +43,7 @@ def test_h_is_the_papers_formula(seed, pivot):
 
 def test_statistics_of_one_batch_bound_h_of_another():
     _, statistics = compute_entropy_h(*random_batch(1)[:2])
-    h = entropy_to_h(torch.tensor([0.0, 1e-30, 100.0, math.exp(statistics.median)]), statistics)
+    h = normalize_entropy(torch.tensor([0.0, 1e-30, 100.0, math.exp(statistics.median)]), *statistics)
     assert h.tolist() == pytest.approx([-1.0, -1.0, 1.0, 0.0], abs=1e-5)
 
 
@@ -102,10 +103,10 @@ def test_group_advantage_is_the_papers_formula(seed, norm):
     generator = np.random.default_rng(seed)
     groups = generator.permutation(np.repeat(np.arange(5), 4))
     scores, lengths = generator.integers(0, 2, 20).astype(float), generator.integers(1, 60, 20)
-    advantages = token_level_group_advantage(
-        torch.tensor(scores), torch.tensor(lengths), torch.tensor(groups), norm_adv_by_std_in_grpo=norm
-    )
-    assert advantages.tolist() == pytest.approx(slow_group_advantage(scores, lengths, groups, norm), rel=1e-6)
+    rewards, mask = torch.zeros(20, 60, dtype=torch.float64), torch.arange(60) < torch.tensor(lengths)[:, None]
+    rewards[:, 0] = torch.tensor(scores)
+    advantages, _ = compute_hapo_outcome_advantage(rewards, mask, groups, config={"norm_adv_by_std_in_grpo": norm})
+    assert advantages[:, 0].tolist() == pytest.approx(slow_group_advantage(scores, lengths, groups, norm), rel=1e-6)
 
 
 def test_a_rare_short_success_falls_back_to_grpo():
@@ -170,6 +171,8 @@ def test_entropies_that_are_not_finite_do_not_count():
 @pytest.mark.parametrize("reward", [0.9, 0.1, 1 / 3, 1e-7, 0.0])
 def test_equal_scores_have_advantage_0(dtype, reward):
     """The float32 mean of 16 times 0.9 is not 0.9: this rounding error over a standard deviation of 0 gave -0.107."""
-    scores = torch.full((16,), reward, dtype=dtype)
-    advantages = token_level_group_advantage(scores, torch.arange(1, 17), torch.zeros(16, dtype=torch.int64))
-    assert advantages.tolist() == [0.0] * 16
+    mask = torch.ones(16, 16).tril()  # 1 to 16 tokens
+    rewards = torch.zeros(16, 16, dtype=dtype)
+    rewards[:, 0] = reward
+    advantages, _ = compute_hapo_outcome_advantage(rewards, mask, np.zeros(16))
+    assert advantages.eq(0).all()

@@ -13,7 +13,7 @@ from recipe.common.tiny_model import make_tokenizer
 from recipe.hato.component import HATOCredit, HATOSearch, SuccessfulPaths
 from recipe.hato.meta_component import MetaLearning
 from recipe.hato.search import NodeBudget
-from recipe.hato.value_model import FEATURES, KeptSteps, SearchState, unpack
+from recipe.hato.value_model import FEATURES, KeptSteps, SearchState, StepEstimate, unpack
 from tests.trainer.ppo.toy_step import ROLLOUT, MemoryQueue, prompts_of, trainer_of
 from verl.trainer.ppo.v1.batch_rows import PROBLEM
 from verl.trainer.ppo.v1.tree_buffer import TreeBuffer
@@ -58,11 +58,7 @@ def queue(monkeypatch):
             TREE_METRICS: {"tokens_generated": 2.0 * n_steps},
             TREE: tree.to_json(),
             TREE_DATA: pickle.dumps(
-                KeptSteps(
-                    segments=tuple(range(n_steps)),
-                    features=tuple([(step + 1) / 10] * len(FEATURES) for step in range(n_steps)),
-                    values=(0.5,) * n_steps,
-                )
+                KeptSteps({step: StepEstimate([(step + 1) / 10] * len(FEATURES), 0.5) for step in range(n_steps)})
             ),
         }
         for i, (reward, ids) in enumerate(TREES[uid]):

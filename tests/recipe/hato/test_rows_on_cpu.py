@@ -108,16 +108,16 @@ def test_token_fields_travel_as_tensors_of_the_responses_length(outputs):
 
 
 def test_the_steps_are_those_of_the_rows_and_travel_with_the_first_one(outputs):
-    steps = pickle.loads(outputs[0].extra_fields[TREE_DATA])
+    steps = pickle.loads(outputs[0].extra_fields[TREE_DATA]).estimates
     tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
     in_rows = {i for output in outputs for i in output.token_fields[SEGMENT_IDS.name]}
-    assert set(steps.segments) <= in_rows and len(steps.segments) == outputs[0].extra_fields[TREE_METRICS]["nodes_kept"]
+    assert steps.keys() <= in_rows and len(steps) == outputs[0].extra_fields[TREE_METRICS]["nodes_kept"]
     # every segment belongs to a step: its own, or that of the segment that it follows alone
     children = {i: [j for j in in_rows if tree.segments[j].parent == i] for i in in_rows}
-    for i in in_rows - set(steps.segments):
+    for i in in_rows - steps.keys():
         assert children[tree.segments[i].parent] == [i]
-    assert [len(features) for features in steps.features] == [len(FEATURES)] * len(steps.segments)
-    assert list(steps.values) == [tree.segments[i].info.notes["value"] for i in steps.segments]
+    for i, step in steps.items():
+        assert len(step.features) == len(FEATURES) and step.value == tree.segments[i].info.notes["value"]
     assert "features" not in outputs[0].extra_fields[TREE]
     assert outputs[0].extra_fields[TREE_METRICS]["leaves"] == len(outputs) > 1
     for output in outputs[1:]:

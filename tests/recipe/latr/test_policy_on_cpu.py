@@ -91,7 +91,7 @@ def test_mix_ratio_depends_on_the_step_alone():
 
 
 def test_the_parameter_scheduler_tightens_loosens_and_stops_at_its_bounds():
-    config = KTConfig(enable_param_scheduler=True, max_n_step=2, rollout_filter_rouge_l_thres=0.5)
+    config = KTConfig(max_n_step=2, rollout_filter_rouge_l_thres=0.5)
     tightened_steps = 0
     for expected in (1, 2, 2):
         tightened_steps = next_tightened_steps(config, tightened_steps, suppress_ratio=0.2, empty_branch_ratio=0.0)
@@ -103,7 +103,6 @@ def test_the_parameter_scheduler_tightens_loosens_and_stops_at_its_bounds():
     for _ in range(9):
         tightened_steps = next_tightened_steps(config, tightened_steps, suppress_ratio=0.0, empty_branch_ratio=0.2)
     assert tightened_steps == -2
-    assert next_tightened_steps(KTConfig(), 0, 1.0, 0.0) == 0  # off by default
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from recipe.latr.proposal import expected_branches, latr_thresholds, probabilities, rounded
-from verl.evaluation.exploration.table import Certainty, SampledGroup, Trajectory
+from verl.evaluation.exploration.table import Certainty, SampledGroup, Samples, Trajectory
 
 
 def row(steps) -> Trajectory:
@@ -24,7 +24,7 @@ def test_expected_branches_by_hand():
 
 def test_a_model_that_is_never_unsure_enough_gets_the_loosest_thresholds():
     group = SampledGroup([1], [row([Certainty(0.1, 0.98, 0.02)]), row([Certainty(0.2, 0.96, 0.03)])], 0)
-    proposal = latr_thresholds([group], 8)
+    proposal = latr_thresholds(Samples(8, None, [group], []))
     absolute, relative = proposal.values.values()
     names = [part.partition("=")[0] for part in proposal.line().split()]
     assert names == [f"actor_rollout_ref.rollout.kt.prob_filter_{key}_thres" for key in ("abs", "rel")]

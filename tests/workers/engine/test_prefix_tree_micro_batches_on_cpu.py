@@ -15,10 +15,9 @@ from verl.workers.engine.fsdp import transformer_impl
 from tests.workers.engine.tries import random_sequences
 from verl.utils import tensordict_utils as tu
 from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
-from verl.workers.config.token_bytes import TokenBytes
 from verl.workers.engine.prefix_tree import micro_batches
 from verl.workers.engine.prefix_tree.attention import VarlenSegments
-from verl.workers.engine.prefix_tree.micro_batches import TrieOrder, prepare_micro_batches
+from verl.workers.engine.prefix_tree.micro_batches import TokenBytes, TrieOrder, prepare_micro_batches
 from verl.workers.engine.prefix_tree.trie import build_trie
 from verl.workers.rollout.contexts import Context, sequences_of_row
 from verl_patches.prefix_tree_engine import MARK
@@ -36,7 +35,7 @@ def group(prompt: int, responses: int, prompt_length: int, response_length: int)
 
 def planned(rows: list[list[int]], budget: int, count: int = 1) -> list[list[int]]:
     order = TrieOrder([sequences_of_row(np.array(row)) for row in rows])
-    return order.rows(order.at_least(order.runs_within(budget), count))
+    return [order.order[start:end] for start, end in order.at_least(order.runs_within(budget), count)]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -13,8 +13,7 @@ from verl.trainer.ppo.core_algos import (
 )
 
 from recipe.arpo.credit import compute_arpo_hard_advantage
-from verl.trainer.ppo.credit.node_values import credit_metrics
-from verl.trainer.ppo.credit.nodes import tree_nodes
+from verl.trainer.ppo.credit.nodes import credit_metrics, tree_nodes
 from verl.utils.parts import Compares, compares, parts
 from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
 

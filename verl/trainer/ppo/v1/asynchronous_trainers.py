@@ -13,6 +13,7 @@ All hooks run once per update; with `separate_async` a step has `parameter_sync_
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import transfer_queue as tq
 from tensordict import TensorDict
@@ -59,11 +60,9 @@ class AsyncExploreMixin(ExploreMixin):
             self._prepare_rollout(prompts)
             manager.generate_sequences(prompts)
 
-        self.agent_loop_manager = SimpleNamespace(generate_sequences=prepare_and_generate)
-        try:
+        preparing = SimpleNamespace(generate_sequences=prepare_and_generate)
+        with patch.object(self, "agent_loop_manager", preparing):
             return super()._reissue_inflight_prompts(partition_id)
-        finally:
-            self.agent_loop_manager = manager
 
     def _save_checkpoint(self):
         save_state(self, STATE_FILE, {"n_prompts": self.n_prompts})

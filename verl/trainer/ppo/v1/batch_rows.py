@@ -27,6 +27,16 @@ T = TypeVar("T")
 ORDER, PROBLEM = "explore_order", "explore_problem"
 # The only column without tensors that upstream's engines read.
 PICTURES = "multi_modal_inputs"
+# Columns of numbers for each token on which an update depends, in the order of their computation, and their source.
+COMPUTED_BY = {
+    "rm_scores": "the reward",
+    "rollout_log_probs": "the engine, whose weights are then not those of the trainer",
+    "old_log_probs": "the actor",
+    "ref_log_prob": "the reference policy",
+    "values": "the critic",
+    "advantages": "algorithm.adv_estimator",
+    "returns": "algorithm.adv_estimator",
+}
 
 
 def is_padding_row(tag: dict) -> bool:
@@ -71,8 +81,7 @@ class BatchRows:
     def __init__(self, batch):
         self.keys, self.tags, self.partition_id = list(batch.keys), list(batch.tags), batch.partition_id
         self.batch = batch
-        self._columns: dict[str, dict[int, object]] = defaultdict(dict)
-        self._absent: set[str] = set()  # columns that the batch does not have
+        self._columns: dict[str, list | None] = {}  # None: the batch does not have the column
         self._padded: dict[str, torch.Tensor] = {}
         self._changed: set[str] | None = None  # columns to be sent, while `held`
 
@@ -122,16 +131,10 @@ class BatchRows:
         return [(tag.get("global_steps", 0), order) for tag, order in zip(self.tags, self.column(ORDER), strict=True)]
 
     def fetch(self, *names: str) -> None:
-        """Fetch several columns of all rows in one request."""
-        missing = [name for name in names if name not in self._columns and name not in self._absent]
-        if not missing:
-            return
-        data = tq.kv_batch_get(keys=self.keys, partition_id=self.partition_id, select_fields=missing)
-        for name in missing:
-            if name in data.keys():
-                self._columns[name] = dict(enumerate(_cells(data[name])))
-            else:
-                self._absent.add(name)
+        """Fetch several columns in one request."""
+        if missing := [name for name in names if name not in self._columns]:
+            data = tq.kv_batch_get(keys=self.keys, partition_id=self.partition_id, select_fields=missing)
+            self._columns |= {name: _cells(data[name]) if name in data.keys() else None for name in missing}
 
     @contextmanager
     def held(self, *names: str) -> Iterator[None]:
@@ -155,10 +158,10 @@ class BatchRows:
 
     def _answer(self, keys: Sequence[str], partition_id: str, select_fields: Sequence[str]) -> TensorDict:
         self.fetch(*select_fields)
-        columns = {name: list(self._columns[name].values()) for name in select_fields if name not in self._absent}
         fields = {
             name: _nested(cells) if isinstance(cells[0], torch.Tensor) else NonTensorStack(*cells)
-            for name, cells in columns.items()
+            for name in select_fields
+            if (cells := self._columns[name]) is not None
         }
         return TensorDict(fields, batch_size=len(self))
 
@@ -168,24 +171,19 @@ class BatchRows:
         return self.batch
 
     def _set(self, name: str, rows: Sequence[int], cells: Sequence) -> None:
-        self._columns[name].update(zip(rows, cells, strict=True))
+        if len(rows) < len(self):
+            self.fetch(name)
+        column = self._columns[name] = self._columns.get(name) or [None] * len(self)
+        for row, cell in zip(rows, cells, strict=True):
+            column[row] = cell
         self._changed.add(name)
-        self._absent.discard(name)
         self._padded.pop(name, None)
 
     def column(self, name: str, rows: Sequence[int] | None = None) -> list | None:
         """Return the cells of a column in these rows (all by default); None if the batch has no such column."""
-        rows = range(len(self)) if rows is None else rows
-        if name in self._absent:
-            return None
+        self.fetch(name)
         cells = self._columns[name]
-        if missing := [row for row in rows if row not in cells]:
-            keys = [self.keys[row] for row in missing]
-            data = tq.kv_batch_get(keys=keys, partition_id=self.partition_id, select_fields=[name])
-            if name not in data.keys():
-                return None
-            cells.update(zip(missing, _cells(data[name]), strict=True))
-        return [cells[row] for row in rows]
+        return None if cells is None else [cells[row] for row in (range(len(self)) if rows is None else rows)]
 
     def tokens(self, name: str, fill: float) -> torch.Tensor:
         """Return a column with a number for each response token as (B, T).
@@ -243,7 +241,6 @@ class BatchRows:
             return self._set(name, rows, cells)
         fields = TensorDict({name: _nested(cells)}, batch_size=len(cells))
         tq.kv_batch_put(keys=[self.keys[row] for row in rows], partition_id=self.partition_id, fields=fields)
-        self._absent.discard(name)
         self._columns.pop(name, None)
         self._padded.pop(name, None)
 
@@ -276,7 +273,18 @@ def send_tensors_only(workers, *methods: str) -> None:
         setattr(workers, method, partial(with_tensors_only, getattr(workers, method)))
 
 
-# ---- groups with equal outcomes ----
+# ---- what no update can learn from ----
+
+
+def not_finite(rows: BatchRows) -> str | None:
+    """Return a text that names the first column with NaN or infinity, and what computed it; None if there is none."""
+    rows.fetch(*COMPUTED_BY)
+    for name, computed_by in COMPUTED_BY.items():
+        cells = rows.column(name, rows.real)
+        if cells and not torch.cat(cells).isfinite().all():
+            faulty = sum(not cell.isfinite().all() for cell in cells)
+            return f"{name} of {faulty} of {len(cells)} responses, computed by {computed_by}"
+    return None
 
 
 def rewards_column(algorithm: DictConfig) -> str:

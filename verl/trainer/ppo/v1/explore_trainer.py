@@ -28,8 +28,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl.trainer.ppo.credit.node_values import credit_metrics
-from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, Nodes, batch_nodes
+from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, Nodes, batch_nodes, credit_metrics
 from verl.trainer.ppo.v1.batch_rows import (
     ORDER,
     PROBLEM,
@@ -51,7 +50,6 @@ from verl.trainer.ppo.v1.tree_reports import (
     tree_metrics,
     tree_of_group,
     tree_record,
-    trees_file,
     write_records,
 )
 from verl.trainer.ppo.v1.watched_run import WatchedRun
@@ -244,8 +242,7 @@ class ExploreMixin(WatchedRun):
             nodes = batch_nodes(rows.index, rows.response_mask)
             advantages = segment_advantages(rows, nodes).tolist()
             records = [self._tree_record(rows, group, nodes, advantages) for group in kept]
-            file = trees_file(self.config.trainer.default_local_dir, self.global_steps)
-            write_records(file, records, after=before > 0)
+            write_records(self.config.trainer.default_local_dir, self.global_steps, records, after=before > 0)
             self.trees_written[self.global_steps] += len(kept)
 
     def _tree_record(self, rows: BatchRows, group: Group, nodes: Nodes, advantages: list[float]) -> dict:

@@ -41,12 +41,6 @@ class RolloutsFailed(RuntimeError):
     """More rollouts of a step failed than a batch has prompts."""
 
 
-def check_failures(failed: int, batch_size: int) -> None:
-    """Raise RolloutsFailed if more rollouts failed than a batch has prompts."""
-    if failed > batch_size:
-        raise RolloutsFailed(f"{failed} rollouts failed for a batch of {batch_size}; the log tells each one's error")
-
-
 class _ShowsDropped:
     """Finds the groups whose rewards do not vary, and calls `on_drop` with their rows before the buffer drops them."""
 
@@ -127,7 +121,9 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
             running = self.pending_keys[partition_id] | self.running_keys[partition_id]
             judged |= dict.fromkeys(equal, False) | dict.fromkeys(useful, True)
             failed |= self.failure_keys[partition_id]
-            check_failures(len(failed), batch_size)
+            if len(failed) > batch_size:
+                failures = f"{len(failed)} rollouts failed for a batch of {batch_size}"
+                raise RolloutsFailed(f"{failures}; the log tells each one's error")
             asked = list(self.supply.asked)
             candidates = [uid for uid in asked if uid in useful or uid in running]
             # What comes before the batch's last prompt has been used; what comes after it is kept for the next step.

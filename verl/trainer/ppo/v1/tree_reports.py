@@ -1,19 +1,23 @@
 """Reports on a batch's prompt groups and their trees: metrics, and a file of trees for the viewer."""
 
 import json
+import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import torch
+from rapidfuzz.distance import Levenshtein
 
 from verl.trainer.ppo.credit.nodes import Nodes
-from verl.trainer.ppo.group_diversity import group_diversity
 from verl.trainer.ppo.v1.batch_rows import BatchRows, Group
 from verl.utils.atomic_files import replacing
 from verl.utils.piece_texts import piece_texts
 from verl.workers.rollout.trajectory_tree import TOOL_FAULTS, TREE, TREE_METRICS, TrajectoryTree, tree_of_rows
+
+MAX_PAIRS = 28  # of responses whose diversity is measured: all pairs of 8
 
 
 def tree_metrics(rows: BatchRows) -> dict[str, float]:
@@ -43,6 +47,32 @@ def broken_tools(rows: BatchRows) -> dict[str, str]:
                     faults[tool] += value if what == "own_faults" else 0
             said |= extra.get(TOOL_FAULTS) or {}
     return {tool: said.get(tool, "") for tool, number in faults.items() if number and not answers[tool]}
+
+
+def compared_pairs(responses: Sequence[Sequence[int]]) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """Return all pairs of responses, or `MAX_PAIRS` of them if there are more, drawn at random with a seed from the
+    responses."""
+    pairs = list(combinations(responses, 2))
+    return pairs if len(pairs) <= MAX_PAIRS else random.Random(sum(map(len, responses))).sample(pairs, MAX_PAIRS)
+
+
+def group_diversity(responses: Sequence[Sequence[int]], answers: Sequence[Hashable] | None = None) -> dict[str, float]:
+    """Return the diversity of n responses to one prompt.
+
+    `edit_distance`: mean over `compared_pairs` of Levenshtein distance / length of the longer one; of a single response
+        0.
+    `distinct_responses`, `distinct_answers`: number of different ones / n. Without `answers`, those read off the
+        responses, the second is left out; all missing ones (None) count as one.
+    """
+    pairs = compared_pairs(responses)
+    n = len(responses)
+    metrics = {
+        "edit_distance": sum(Levenshtein.normalized_distance(a, b) for a, b in pairs) / len(pairs) if pairs else 0.0,
+        "distinct_responses": len({tuple(response) for response in responses}) / n,
+    }
+    if answers is not None:
+        metrics["distinct_answers"] = len(set(answers)) / n
+    return metrics
 
 
 def diversity_metrics(rows: BatchRows, groups: Sequence[Group]) -> dict[str, float]:
@@ -105,14 +135,10 @@ def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float |
     }
 
 
-def trees_file(run_dir: str | Path, step: int) -> Path:
-    """Return the path of a step's trees file, such as `trees/step_000010.jsonl` in the run's folder."""
-    return Path(run_dir) / "trees" / f"step_{step:06d}.jsonl"
-
-
-def write_records(path: Path, records: Sequence[dict], after: bool = False) -> None:
-    """Write records as JSON lines, all or nothing. With `after` they follow the file's old records; otherwise they
-    replace them."""
+def write_records(run_dir: str | Path, step: int, records: Sequence[dict], after: bool) -> None:
+    """Write the records of a step as JSON lines, all or nothing, to a file in the run's folder, such as
+    `trees/step_000010.jsonl`. With `after` they follow the file's old records; otherwise they replace them."""
+    path = Path(run_dir) / "trees" / f"step_{step:06d}.jsonl"
     before = path.read_text() if after and path.exists() else ""
     with replacing(path) as unfinished, unfinished.open("w") as out:
         out.write(before)

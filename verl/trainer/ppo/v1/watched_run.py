@@ -26,8 +26,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.trainer.checkpoint_marker import forget_marks_from
 from verl.trainer.checks.resources.disk import check_shared_folder
 from verl.trainer.checks.run_dir import check_steps_left
-from verl.trainer.ppo.v1.batch_faults import not_finite
-from verl.trainer.ppo.v1.batch_rows import BatchRows, send_tensors_only, zero_equal_groups
+from verl.trainer.ppo.v1.batch_rows import BatchRows, not_finite, send_tensors_only, zero_equal_groups
 from verl.trainer.ppo.v1.row_order import correct_counts
 from verl.trainer.ppo.v1.trainer_state import loaded_folder
 from verl.trainer.ppo.v1.tree_buffer import FilteredPrompts, RolloutsFailed

@@ -5,6 +5,7 @@ cuts a subtree that fits it; a larger subtree is cut between its own subtrees.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,18 +14,60 @@ from verl.utils.device import get_device_name
 
 from verl.utils import tensordict_utils as tu
 from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
-from verl.workers.config.token_bytes import TokenBytes
 from verl.workers.engine.prefix_tree.trie import distinct_tokens, sort_by_prefix
 from verl.workers.rollout.contexts import CONTEXTS, Sequences, contexts_of_cell, sequences_of_row
 
 Run = tuple[int, int]
 # entry of a mini-batch: the model's `TokenBytes`; without it 16 gathered keys count as one token
 TOKEN_BYTES = "token_bytes"
+
+
+@dataclass(frozen=True)
+class TokenBytes:
+    """The bytes that a micro-batch's tokens take on a GPU while a model of `transformers` trains on them in bfloat16.
+
+    They are those of a token, and of what a prefix tree gathers, at the two moments that may hold most. A forward keeps
+    `kept` of each token. The backward begins with `logits`, and goes on with one `layer` after another.
+    """
+
+    kept: int  # hidden states before each layer with gradient checkpointing, otherwise every saved tensor of the layers
+    layer: int  # saved tensors of a checkpointed layer's second forward; 0 without checkpointing
+    logits: int  # the logits and their gradient
+    # A key and a value that a segment gathers, and their gradients. Kernels compute these for each query head first,
+    # also where query heads share keys.
+    gathered: int
+    segment: int  # the kernel's float32 sum of query gradients has 128 more rows for each segment
+
+    @classmethod
+    def of(cls, hf_config, checkpointing: bool = True) -> "TokenBytes":
+        """Return the bytes for a `PretrainedConfig`."""
+        text = hf_config.get_text_config()
+        hidden, layers, heads = text.hidden_size, text.num_hidden_layers, text.num_attention_heads
+        head_dim = getattr(text, "head_dim", None) or hidden // heads
+        queries, keys = heads * head_dim, (getattr(text, "num_key_value_heads", None) or heads) * head_dim
+        # measured with saved-tensor hooks; 6 of the 10 bytes are of Qwen3's norms of queries and keys
+        layer = 8 * text.intermediate_size + 16 * hidden + 10 * (queries + keys)
+        return cls(
+            kept=2 * hidden * layers if checkpointing else layer * layers,
+            layer=layer if checkpointing else 0,
+            logits=4 * text.vocab_size,
+            gathered=8 * keys + 4 * queries * (queries != keys) + (0 if checkpointing else 4 * keys * (layers - 1)),
+            segment=128 * 4 * queries,
+        )
+
+    def tokens(self, n_tokens: int, gathered: int, segments: int) -> int:
+        """Return the number of tokens without a prefix tree that take as much as `n_tokens` distinct ones of a tree
+        whose `segments` gather so many keys."""
+        more = max(0, gathered - n_tokens) * self.gathered + segments * self.segment
+        spare = max(0, self.logits - self.layer) * n_tokens if self.layer else 0  # logits are gone before the layers
+        return n_tokens + max(0, more - spare) // (self.kept + max(self.logits, self.layer))
+
+
 USUAL_BYTES = TokenBytes(kept=16, layer=0, logits=0, gathered=1, segment=0)
 
 
 class TrieOrder:
-    """Rows in the order of their trie; a run (start, end) holds the rows `start` to `end` - 1 of this order. A row with
+    """Rows in the order of their trie (`order`); a run (start, end) holds the rows `order[start:end]`. A row with
     contexts lies where its first sequence does, and counts what it shares with the row before it only."""
 
     def __init__(
@@ -116,10 +159,6 @@ class TrieOrder:
             runs[place : place + 1] = self.halves(largest)
         return runs
 
-    def rows(self, runs: list[Run]) -> list[list[int]]:
-        """Return the rows of each run, as indices into the constructor's `rows`."""
-        return [self.order[start:end] for start, end in runs]
-
 
 def rows_and_temperatures(data: TensorDict) -> tuple[list[Sequences], list[float]]:
     """Return the rows of the nested `input_ids` with their contexts, and each row's temperature."""
@@ -174,7 +213,7 @@ def prepare_micro_batches(data: TensorDict, dp_group=None) -> tuple[list[TensorD
         order = order_of(chosen)
         runs = [(start, start + size) for start in range(0, len(rows), size)]
         tu.assign_non_tensor(data, use_dynamic_bsz=True)
-    indices = [[chosen[row] for row in run_rows] for run_rows in order.rows(runs)]
+    indices = [[chosen[row] for row in order.order[start:end]] for start, end in runs]
     return [tu.index_select_tensor_dict(data, run_rows) for run_rows in indices], indices
 
 

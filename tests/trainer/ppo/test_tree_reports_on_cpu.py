@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl.trainer.ppo.group_diversity import compared_pairs, group_diversity
+from verl.trainer.ppo.v1.tree_reports import compared_pairs, group_diversity
 
 
 def test_by_hand():
