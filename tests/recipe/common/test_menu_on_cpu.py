@@ -47,7 +47,9 @@ def test_a_recipes_parts_are_those_that_hydra_chooses(recipe):
 
 def test_a_choice_tells_what_it_sets_and_what_its_keys_mean():
     text = about_choice("tree", "tree_grpo")
-    assert "n: 12" in text.replace("'", "") and "step_delimiter: the text that ends a step, if there are no tools." in text
+    assert (
+        "n: 12" in text.replace("'", "") and "step_delimiter: the text that ends a step, if there are no tools." in text
+    )
     assert "loss_mode: hapo" in about_choice("loss", "hapo")
     assert "trainer_mode: explore" in about_choice("schedule", "sync")
     assert "override /loss: hapo" in about_choice("recipe", "hapo")
