@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 from openai import AsyncOpenAI
 
-from verl.evaluation.model.checkpoint import Checkpoint, find_checkpoint, fingerprint, merge_shards
+from verl.evaluation.model.checkpoint import Checkpoint, find_checkpoint, fingerprint, write_model_folder
 from verl.evaluation.model.server import (
     ChatModel,
     ServerEngine,
@@ -30,7 +30,7 @@ from verl.evaluation.questions.loading import QuestionSet, read_questions
 from verl.evaluation.run import Responder, Scorer, chat_responder, collect, missing, token_responder
 from verl.evaluation.scores.judge import Judge
 from verl.evaluation.scores.metrics import measure
-from verl.evaluation.scores.results import EvalResult, format_result_lines, write_result_log
+from verl.evaluation.scores.results import EvalResult, format_result
 from verl.evaluation.scores.sample_file import SampleFile
 from verl.evaluation.scores.scoring import ENVIRONMENT, find_scoring
 from verl.evaluation.settings import (
@@ -42,6 +42,7 @@ from verl.evaluation.settings import (
     sampling_of,
 )
 from verl.trainer.checks.preflight import check_model_path
+from verl.utils.atomic_files import replacing
 from verl.workers.config.keys import read_keys
 from verl.workers.rollout.chat.calls import CallReader
 from verl.workers.rollout.chat.environment import Chat
@@ -270,7 +271,8 @@ def _server(plan: Plan):
         yield config.url
         return
     if plan.checkpoint.shards:
-        merge_shards(plan.checkpoint.shards, Path(plan.checkpoint.model))
+        with _as_evaluation_error():
+            write_model_folder(plan.checkpoint.shards, Path(plan.checkpoint.model))
     print(f"starting the server; its output is in {log}", flush=True)
     with serving(plan.checkpoint.model, log, server_options(plan)) as url:
         yield url
@@ -418,6 +420,7 @@ def _results(plan: Plan, samples: SampleFile) -> list[str]:
     names = {"experiment": config.experiment, "step": plan.step, "dataset": config.benchmark}
     counts = {"n_samples": config.n, "n_questions": len(questions)}
     result = EvalResult(**names, **counts, metrics=metrics, settings=plan.reported)
-    lines, log = format_result_lines([result]), plan.path.with_suffix(".log")
-    write_result_log(log, [*plan.describe(), *lines])
+    lines, log = format_result(result), plan.path.with_suffix(".log")
+    with replacing(log) as unfinished:
+        unfinished.write_text("".join(f"{line}\n" for line in [*plan.describe(), *lines]), encoding="utf-8")
     return [*lines, f"{len(rows)} samples: {plan.path}   log: {log}"]
