@@ -6,10 +6,11 @@ import os
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import httpx
 import pyarrow.parquet as pq
+from annotated_types import Ge, Gt, Le, MinLen
 from omegaconf import DictConfig, OmegaConf
 from openai import AsyncOpenAI
 
@@ -38,10 +39,10 @@ from verl.evaluation.settings import (
     chat_template_kwargs,
     environment_choice,
     prompt_style,
-    reported_settings,
     sampling_of,
 )
 from verl.trainer.checks.preflight import check_model_path
+from verl.trainer.checks.values import check_kinds
 from verl.utils.atomic_files import replacing
 from verl.workers.config.keys import read_keys
 from verl.workers.rollout.chat.calls import CallReader
@@ -60,6 +61,15 @@ from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, tool_class
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 # settings on which the samples do not depend, and settings that `settings_of` replaces
 NOT_ASKED = ("output_dir", "ks", "server", "judge", "step", "model", "experiment", "limit", "skip_missing", "n")
+KINDS: dict[Any, str] = {
+    Annotated[int, Ge(1)]: "n max_tokens server.tensor_parallel server.concurrency",
+    Annotated[int, Ge(1)] | None: "server.data_parallel",
+    Annotated[list[Annotated[int, Ge(1)]], MinLen(1)]: "ks",
+    Annotated[float, Gt(0), Le(1)]: "top_p",
+    Annotated[float, Gt(0)]: "repetition_penalty",
+    Annotated[float, Ge(0)]: "temperature",
+    Literal["tokens", "chat"]: "server.api",
+}
 
 
 class EvaluationError(ValueError):
@@ -88,7 +98,13 @@ class Plan(NamedTuple):
 
     @property
     def reported(self) -> dict:
-        return reported_settings(self.config, self.prompt, self.template, self.scoring, self.environment.about)
+        """The settings that a result line names, in JSON's types."""
+        config, scoring, environment = self.config, self.scoring, self.environment.about
+        judge = (config.judge.name or config.judge.url) if scoring == "judge" else "none"
+        settings = sampling_of(config) | {"seed": config.seed, "prompt": self.prompt}
+        settings |= {"apply_chat_template_kwargs": self.template, "tools": sorted(config.tools.tool_instances)}
+        how = {"environment": environment} if environment != "tools" else {}
+        return settings | {"scoring": scoring, "judge": judge} | how
 
     @property
     def step(self) -> int | None:
@@ -179,22 +195,12 @@ def _checkpoint(config: DictConfig) -> Checkpoint | None:
 
 def _check_keys(config: DictConfig, scoring: str) -> None:
     find_scoring(scoring)  # This raises for an unknown one.
-    if config.server.api not in ("tokens", "chat"):
-        raise ValueError(f"server.api={config.server.api}: choose tokens or chat")
-    numbers = ["n", "max_tokens", "server.tensor_parallel", "server.concurrency"]
-    for key in [*numbers, *(["server.data_parallel"] if config.server.data_parallel is not None else [])]:
-        value = OmegaConf.select(config, key)
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{key}={value}: expected a whole number of at least 1")
-    if not 0 < config.top_p <= 1:
-        raise ValueError(f"top_p={config.top_p}: expected a number above 0, up to 1")
-    if config.temperature < 0 or (config.temperature == 0 and config.n > 1):
-        raise ValueError(f"temperature={config.temperature} with n={config.n}: equal samples; expected more than 0")
-    if not isinstance(config.repetition_penalty, int | float) or config.repetition_penalty <= 0:
-        raise ValueError(f"repetition_penalty={config.repetition_penalty}: expected a number above 0; 1 has no effect")
+    check_kinds(config, KINDS)
+    if config.temperature == 0 and config.n > 1:
+        raise ValueError(f"temperature=0 with n={config.n}: equal samples; expected more than 0")
     if config.stop and config.tools.tool_instances:
         raise ValueError(f"stop={list(config.stop)} with tools: the tools' closing tags stop the model; leave it at []")
-    if not config.ks or not all(1 <= k <= config.n for k in config.ks):
+    if not all(k <= config.n for k in config.ks):
         raise ValueError(f"ks={list(config.ks)}: expected numbers from 1 to n={config.n}")
     if config.server.api == "chat" and config.tools.tool_instances:
         raise ValueError("tools need server.api=tokens: a trajectory goes on inside the model's turn")

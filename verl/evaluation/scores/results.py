@@ -30,7 +30,7 @@ class EvalResult:
     n_samples: int  # number of answers to each question
     n_questions: int
     metrics: dict[str, float]  # finite; accuracies (`Acc-...`) lie in [0, 1]; see `metrics.measure`
-    settings: dict[str, Any] = field(default_factory=dict)  # from `reported_settings`; empty in older logs
+    settings: dict[str, Any] = field(default_factory=dict)  # from `Plan.reported`; empty in older logs
 
     @property
     def numbers(self) -> dict[str, float]:
