@@ -119,9 +119,8 @@ def draw_problems(config: ReasoningGymConfig, split: str, size: int, excluded: s
     return draw_until(draw, lambda p: p not in excluded, size, SIZES[split], FRUITLESS_ATTEMPTS, is_demo)
 
 
-def write_reasoning_gym(output_dir: str | Path, config: ReasoningGymConfig | None = None) -> dict[str, Path]:
+def write_reasoning_gym(output_dir: str | Path, config: ReasoningGymConfig) -> dict[str, Path]:
     """Write the three files, except for sizes of 0, and return their paths by split. No file is ever incomplete."""
-    config = config or ReasoningGymConfig()
     test: set[Problem] = set()
 
     def rows_of(split: str, size: int) -> list[dict]:
