@@ -95,10 +95,6 @@ class Problem:
     answer: str | None = field(compare=False)
     truth: str = field(compare=False)
 
-    def demonstration(self, correct: float, rng: random.Random, other: "Problem") -> str:
-        """Return a demonstration; `other` is a problem of the same family, for a wrong answer."""
-        return f"<answer>{(self if rng.random() < correct else other).answer}</answer>"
-
 
 def draw_problems(config: ReasoningGymConfig, split: str, size: int, excluded: set[Problem]) -> list[Problem]:
     """Return `size` problems of a split, distinct and none of `excluded`; the families take turns."""
@@ -127,8 +123,11 @@ def write_reasoning_gym(output_dir: str | Path, config: ReasoningGymConfig) -> d
         problems = draw_problems(config, split, size, test)
         if split == "sft":
             rng, turns = random.Random(f"{config.seed} demonstrations"), len(config.names)
-            texts = [p.demonstration(config.demo_correct, rng, problems[i - turns]) for i, p in enumerate(problems)]
-            return [conversation(p.question, text) for p, text in zip(problems, texts, strict=True)]
+            rows = []
+            for i, problem in enumerate(problems):  # a wrong answer is that of another problem of the family
+                shown = problem if rng.random() < config.demo_correct else problems[i - turns]
+                rows.append(conversation(problem.question, f"<answer>{shown.answer}</answer>"))
+            return rows
         if split == "test":
             test.update(problems)
         return [

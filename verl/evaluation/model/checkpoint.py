@@ -176,7 +176,8 @@ def write_model_folder(actor: Path, target: Path) -> None:
     """
     source, config = actor / HUGGINGFACE, saved_config(actor.parent)
     model_class = _model_class(source)
-    dtype = served_dtype(config)
+    served = None if config is None else OmegaConf.select(config, "actor_rollout_ref.rollout.dtype")
+    dtype = getattr(torch, str(served), None)  # None: the run's config leaves it to vLLM
     if list(actor.glob("model_world_size_*.pt")):
         model = _load(model_class, source, read_weights(actor, dtype, partial(_base_weights, model_class, config)))
     else:
@@ -188,12 +189,6 @@ def write_model_folder(actor: Path, target: Path) -> None:
                 shutil.copy(file, folder)
         for file in folder.glob("*.safetensors"):  # The library lets the owner alone read them.
             shutil.copymode(folder / "config.json", file)
-
-
-def served_dtype(config: DictConfig | None) -> torch.dtype | None:
-    """Return the data type in which a run's rollout served the weights; None if the run's config leaves it to vLLM."""
-    name = None if config is None else OmegaConf.select(config, "actor_rollout_ref.rollout.dtype")
-    return getattr(torch, str(name), None)
 
 
 def _model_class(source: Path) -> Any:
