@@ -119,9 +119,7 @@ def training_step(
             bound.enter_context(reward_field.bound(batch.rewards.sum(-1).double()))
         estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
         advantages, _ = estimator(batch.rewards, batch.mask, index=batch.index, config=config.algorithm)
-    if (
-        compares(config.algorithm.adv_estimator) in GROUP_COMPARISONS
-    ):  # a trajectory alone in its group is compared with none
+    if compares(config.algorithm.adv_estimator) in GROUP_COMPARISONS:  # alone in its group it is compared with none
         _, prompt, size = np.unique(batch.index, return_inverse=True, return_counts=True)
         advantages = advantages * torch.from_numpy(size[prompt] > 1).unsqueeze(-1)
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)

@@ -145,8 +145,8 @@ def check_characters(name: str, text: str) -> None:
 
 
 def describe_bad(bad: dict[int, str]) -> str:
-    """Return a text with each problem, the number of its rows, and the row numbers of the first 20; `bad`: row number (0
-    for the first) -> problem."""
+    """Return a text with each problem, the number of its rows, and the row numbers of the first 20; `bad`: row number,
+    from 0 -> problem."""
     kinds: dict[str, list[int]] = {}
     for number, problem in bad.items():
         kinds.setdefault(problem, []).append(number)

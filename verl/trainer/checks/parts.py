@@ -4,12 +4,14 @@ import importlib.util
 import math
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
-from verl.trainer.checks.rows import data_files, rows_of
+from verl.trainer.checks.rows import data_files
+from verl.utils.data_files import read_rows
 from verl.utils.parts import computed_fields, credit_of, parts, tree_part
 from verl.workers.config.explore import parts_of
 from verl.workers.config.keys import ACTOR, ROLLOUT, no_such_key
@@ -143,7 +145,7 @@ def check_environment(config: DictConfig) -> None:
 
     has_rows, row = parts_of(config.actor_rollout_ref.rollout).environment in ("gym", "agent"), {}
     if has_rows and (files := data_files(config, "train_files")[0]):
-        row = next(rows_of(files[0], batch_size=1))
+        row = next(read_rows(Path(files[0])))
     try_environment(config, row)
 
 

@@ -12,7 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from verl.trainer.checks.model.settings import config_folder, model_json
-from verl.trainer.checks.rows import data_files, rows_of
+from verl.trainer.checks.rows import data_files
+from verl.utils.data_files import read_rows
 from verl.workers.config.explore import parts_of
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
@@ -38,7 +39,7 @@ def _check_rows(config: DictConfig, key: str, needed: int, plain: Callable, desc
     limit, filters = config.data.max_prompt_length, config.data.get("filter_overlong_prompts")
     (files, all_are_here), rows, left, long, longest = data_files(config, key), 0, 0, 0, 0
     for file in files:
-        for number, row in enumerate(rows_of(file, [config.data.prompt_key])):
+        for number, row in enumerate(read_rows(Path(file), [config.data.prompt_key])):
             rows, messages = rows + 1, row[config.data.prompt_key]
             try:  # pictures need the model's processor, and are not counted
                 is_text = all(isinstance(message.get("content"), str) for message in messages)
