@@ -9,16 +9,6 @@ from pathlib import Path
 
 from verl.evaluation.model.checkpoint import checkpoint_step, write_model_folder
 from verl.trainer.checkpoint_marker import checkpoints
-from verl.utils.atomic_files import new_folder
-
-
-def export(run: Path, step: int | None, folder: Path) -> None:
-    """Write a run's checkpoint (None: the last complete one) to `folder`, which appears only when it is complete."""
-    if folder.exists():
-        raise FileExistsError(f"{folder} exists: choose another folder, or remove it")
-    actor = checkpoints(run)[checkpoint_step(run, step)] / "actor"
-    with new_folder(folder) as unfinished:
-        write_model_folder(actor, unfinished)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -27,9 +17,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("step", metavar="STEP", type=int, nargs="?", help="default: the last complete checkpoint")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="new folder")
     options = parser.parse_args(arguments)
-    run = options.run if options.run.is_dir() else Path("outputs") / options.run
+    if options.folder.exists():
+        sys.exit(f"error: {options.folder} exists: choose another folder, or remove it")
+    run = (options.run if options.run.is_dir() else Path("outputs") / options.run).resolve()
     try:
-        export(run.resolve(), options.step, options.folder)
+        write_model_folder(checkpoints(run)[checkpoint_step(run, options.step)] / "actor", options.folder)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
     print(options.folder)

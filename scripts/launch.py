@@ -71,12 +71,6 @@ def interrupt(number: int, frame) -> None:
     raise Interrupted(signal.Signals(number))
 
 
-def adopt_orphans() -> None:
-    """Make this process the parent of every descendant whose own parent dies; does nothing except on Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
 def shared_memory() -> set[str]:
     """Return the names of all files in /dev/shm."""
     return set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
@@ -267,7 +261,8 @@ def main(arguments: list[str]) -> int:
         return REFUSED
     before = shared_memory()
     keep_earlier_metrics(run_dir)
-    adopt_orphans()
+    # This process becomes the parent of every descendant whose own parent dies.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for ending in ENDINGS:
         if signal.getsignal(ending) != signal.SIG_IGN:  # nohup and background jobs ignore the signal
             signal.signal(ending, interrupt)

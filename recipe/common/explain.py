@@ -44,7 +44,7 @@ from verl.trainer.ppo.v1.component import Component, components_of
 from verl.trainer.ppo.v1.explore_trainer import compute_fields
 from verl.trainer.ppo.v1.tree_reports import tree_record
 from verl.utils.atomic_files import replacing
-from verl.utils.parts import compares, computed_fields, credit_of, load_choices
+from verl.utils.parts import GROUP_COMPARISONS, compares, computed_fields, credit_of, load_choices
 from verl.utils.token_fields import FIELDS
 from verl.workers.rollout.chat.template import make_builder
 from verl.workers.rollout.engines.local_transformers import ToyModel, TransformersEngine
@@ -119,8 +119,7 @@ def training_step(
             bound.enter_context(reward_field.bound(batch.rewards.sum(-1).double()))
         estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
         advantages, _ = estimator(batch.rewards, batch.mask, index=batch.index, config=config.algorithm)
-    compared = compares(config.algorithm.adv_estimator)
-    if compared is not None and compared.by_group:  # a trajectory alone in its group is compared with none
+    if compares(config.algorithm.adv_estimator) in GROUP_COMPARISONS:  # alone in its group it is compared with none
         _, prompt, size = np.unique(batch.index, return_inverse=True, return_counts=True)
         advantages = advantages * torch.from_numpy(size[prompt] > 1).unsqueeze(-1)
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)

@@ -47,7 +47,7 @@ def draw_until(
     belongs: Callable[[Problem], bool],
     size: int,
     name: str,
-    attempts: int,
+    attempts: int = 50_000,
     repeats: bool = False,
 ) -> list[Problem]:
     """Return `size` problems for which `belongs` holds, distinct unless `repeats`.

@@ -202,9 +202,8 @@ def import_quietly(module: str) -> None:
 
 
 def end_with_parent(number: int) -> None:
-    """Let the kernel send signal `number` to this process when its parent dies; does nothing except on Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+    """Let the kernel send signal `number` to this process when its parent dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def take_place(request: dict, files: list[int]) -> None:

@@ -28,7 +28,7 @@ from recipe.tasks.search.data import CHAT_WORDS, EXTRA_WORDS, SearchTaskConfig, 
 from recipe.tasks.walk.data import WalkConfig, write_walks
 from tests.docs.commands import composed_as_started, configs_of
 from tests.forked import with_forks
-from verl.evaluation.scores.results import EvalResult, format_result_lines, write_result_log
+from verl.evaluation.scores.results import EvalResult, format_result
 from verl.trainer.checkpoint_marker import MARKER
 
 pytestmark = pytest.mark.slow
@@ -178,7 +178,8 @@ def work(tmp_path_factory) -> Path:
         metrics={"Acc-Pass@1": 0.38},
     )
     log = outputs / f"results/grpo_countdown_seed0/step_{STEP}/countdown.log"
-    write_result_log(log, format_result_lines([result]))
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("\n".join(format_result(result)))
     return folder
 
 

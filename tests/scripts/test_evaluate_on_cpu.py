@@ -61,7 +61,7 @@ def test_shards_are_to_be_merged_unless_the_trainer_saved_a_model(tmp_path, monk
         actor = tmp_path / f"outputs/run/global_step_{step}/actor"
         (actor / "huggingface").mkdir(parents=True)
         if step == 5:
-            with pytest.raises(SystemExit, match="no complete checkpoint"):
+            with pytest.raises(ValueError, match="no complete checkpoint"):
                 find_checkpoint("run", None)
         (actor.parent / MARKER).touch()
     (tmp_path / "outputs/run/global_step_5/actor/huggingface/model.safetensors").touch()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.scripts.loading import load_script
-from verl.evaluation.scores.results import EvalResult, format_result_lines, parse_result_lines, write_result_log
+from verl.evaluation.scores.results import EvalResult, format_result, parse_result_lines
 
 RESULT = EvalResult(
     experiment="hapo",
@@ -26,7 +26,8 @@ def read_log():
 
 
 def write_log(path: Path, *results: EvalResult) -> Path:
-    write_result_log(path, ["loading the model", *format_result_lines(results), "done"])
+    lines = [line for result in results for line in format_result(result)]
+    path.write_text("\n".join(["loading the model", *lines, "done"]))
     return path
 
 
@@ -39,13 +40,14 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def test_result_lines_are_readable_and_parse_back_among_free_text():
-    lines = format_result_lines([RESULT, replace(RESULT, step=None, dataset="naïve\n")])
+    untrained = replace(RESULT, step=None, dataset="naïve\n")
+    lines = [*format_result(RESULT), *format_result(untrained)]
     assert lines[0] == "hapo at step 200 on countdown, 64 questions x 8 samples"
     assert lines[1].split() == ["Acc-Pass@1", "0.5000", "(n=64", "x", "8)"]
     assert json.loads(lines[5].removeprefix("RESULT "))["metrics"]["Acc-Best@8"] == 0.75
     assert not any("\n" in line for line in lines)
     free = ["", "RESULT", "RESULTS {}", " RESULT {}", "RESULT of the day", "the RESULT {"]
-    assert parse_result_lines([*free, *lines]) == [RESULT, replace(RESULT, step=None, dataset="naïve\n")]
+    assert parse_result_lines([*free, *lines]) == [RESULT, untrained]
 
 
 def test_damaged_result_lines_and_impossible_results_are_refused_by_name():

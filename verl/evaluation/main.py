@@ -6,14 +6,15 @@ import os
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import httpx
 import pyarrow.parquet as pq
+from annotated_types import Ge, Gt, Le, MinLen
 from omegaconf import DictConfig, OmegaConf
 from openai import AsyncOpenAI
 
-from verl.evaluation.model.checkpoint import Checkpoint, find_checkpoint, fingerprint, merge_shards
+from verl.evaluation.model.checkpoint import Checkpoint, find_checkpoint, fingerprint, write_model_folder
 from verl.evaluation.model.server import (
     ChatModel,
     ServerEngine,
@@ -30,7 +31,7 @@ from verl.evaluation.questions.loading import QuestionSet, read_questions
 from verl.evaluation.run import Responder, Scorer, chat_responder, collect, missing, token_responder
 from verl.evaluation.scores.judge import Judge
 from verl.evaluation.scores.metrics import measure
-from verl.evaluation.scores.results import EvalResult, format_result_lines, write_result_log
+from verl.evaluation.scores.results import EvalResult, format_result
 from verl.evaluation.scores.sample_file import SampleFile
 from verl.evaluation.scores.scoring import ENVIRONMENT, find_scoring
 from verl.evaluation.settings import (
@@ -38,10 +39,11 @@ from verl.evaluation.settings import (
     chat_template_kwargs,
     environment_choice,
     prompt_style,
-    reported_settings,
     sampling_of,
 )
 from verl.trainer.checks.preflight import check_model_path
+from verl.trainer.checks.values import check_kinds
+from verl.utils.atomic_files import replacing
 from verl.workers.config.keys import read_keys
 from verl.workers.rollout.chat.calls import CallReader
 from verl.workers.rollout.chat.environment import Chat
@@ -59,6 +61,15 @@ from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, tool_class
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 # settings on which the samples do not depend, and settings that `settings_of` replaces
 NOT_ASKED = ("output_dir", "ks", "server", "judge", "step", "model", "experiment", "limit", "skip_missing", "n")
+KINDS: dict[Any, str] = {
+    Annotated[int, Ge(1)]: "n max_tokens server.tensor_parallel server.concurrency",
+    Annotated[int, Ge(1)] | None: "server.data_parallel",
+    Annotated[list[Annotated[int, Ge(1)]], MinLen(1)]: "ks",
+    Annotated[float, Gt(0), Le(1)]: "top_p",
+    Annotated[float, Gt(0)]: "repetition_penalty",
+    Annotated[float, Ge(0)]: "temperature",
+    Literal["tokens", "chat"]: "server.api",
+}
 
 
 class EvaluationError(ValueError):
@@ -87,7 +98,13 @@ class Plan(NamedTuple):
 
     @property
     def reported(self) -> dict:
-        return reported_settings(self.config, self.prompt, self.template, self.scoring, self.environment.about)
+        """The settings that a result line names, in JSON's types."""
+        config, scoring, environment = self.config, self.scoring, self.environment.about
+        judge = (config.judge.name or config.judge.url) if scoring == "judge" else "none"
+        settings = sampling_of(config) | {"seed": config.seed, "prompt": self.prompt}
+        settings |= {"apply_chat_template_kwargs": self.template, "tools": sorted(config.tools.tool_instances)}
+        how = {"environment": environment} if environment != "tools" else {}
+        return settings | {"scoring": scoring, "judge": judge} | how
 
     @property
     def step(self) -> int | None:
@@ -178,22 +195,12 @@ def _checkpoint(config: DictConfig) -> Checkpoint | None:
 
 def _check_keys(config: DictConfig, scoring: str) -> None:
     find_scoring(scoring)  # This raises for an unknown one.
-    if config.server.api not in ("tokens", "chat"):
-        raise ValueError(f"server.api={config.server.api}: choose tokens or chat")
-    numbers = ["n", "max_tokens", "server.tensor_parallel", "server.concurrency"]
-    for key in [*numbers, *(["server.data_parallel"] if config.server.data_parallel is not None else [])]:
-        value = OmegaConf.select(config, key)
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{key}={value}: expected a whole number of at least 1")
-    if not 0 < config.top_p <= 1:
-        raise ValueError(f"top_p={config.top_p}: expected a number above 0, up to 1")
-    if config.temperature < 0 or (config.temperature == 0 and config.n > 1):
-        raise ValueError(f"temperature={config.temperature} with n={config.n}: equal samples; expected more than 0")
-    if not isinstance(config.repetition_penalty, int | float) or config.repetition_penalty <= 0:
-        raise ValueError(f"repetition_penalty={config.repetition_penalty}: expected a number above 0; 1 has no effect")
+    check_kinds(config, KINDS)
+    if config.temperature == 0 and config.n > 1:
+        raise ValueError(f"temperature=0 with n={config.n}: equal samples; expected more than 0")
     if config.stop and config.tools.tool_instances:
         raise ValueError(f"stop={list(config.stop)} with tools: the tools' closing tags stop the model; leave it at []")
-    if not config.ks or not all(1 <= k <= config.n for k in config.ks):
+    if not all(k <= config.n for k in config.ks):
         raise ValueError(f"ks={list(config.ks)}: expected numbers from 1 to n={config.n}")
     if config.server.api == "chat" and config.tools.tool_instances:
         raise ValueError("tools need server.api=tokens: a trajectory goes on inside the model's turn")
@@ -270,7 +277,8 @@ def _server(plan: Plan):
         yield config.url
         return
     if plan.checkpoint.shards:
-        merge_shards(plan.checkpoint.shards, Path(plan.checkpoint.model))
+        with _as_evaluation_error():
+            write_model_folder(plan.checkpoint.shards, Path(plan.checkpoint.model))
     print(f"starting the server; its output is in {log}", flush=True)
     with serving(plan.checkpoint.model, log, server_options(plan)) as url:
         yield url
@@ -418,6 +426,7 @@ def _results(plan: Plan, samples: SampleFile) -> list[str]:
     names = {"experiment": config.experiment, "step": plan.step, "dataset": config.benchmark}
     counts = {"n_samples": config.n, "n_questions": len(questions)}
     result = EvalResult(**names, **counts, metrics=metrics, settings=plan.reported)
-    lines, log = format_result_lines([result]), plan.path.with_suffix(".log")
-    write_result_log(log, [*plan.describe(), *lines])
+    lines, log = format_result(result), plan.path.with_suffix(".log")
+    with replacing(log) as unfinished:
+        unfinished.write_text("".join(f"{line}\n" for line in [*plan.describe(), *lines]), encoding="utf-8")
     return [*lines, f"{len(rows)} samples: {plan.path}   log: {log}"]

@@ -87,13 +87,5 @@ def sampling_of(config: DictConfig) -> dict:
     return {name: _plain(config[name]) for name in SAMPLING}
 
 
-def reported_settings(config: DictConfig, prompt: str, template: dict, scoring: str, environment: str) -> dict:
-    """Return the settings that a result line names, in JSON's types."""
-    judge = (config.judge.name or config.judge.url) if scoring == "judge" else "none"
-    settings = sampling_of(config) | {"seed": config.seed, "prompt": prompt, "apply_chat_template_kwargs": template}
-    how = {"environment": environment} if environment != "tools" else {}
-    return settings | {"tools": sorted(config.tools.tool_instances), "scoring": scoring, "judge": judge} | how
-
-
 def _plain(value):
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value

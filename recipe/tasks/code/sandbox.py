@@ -6,13 +6,15 @@ import math
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from recipe.common.problem_files import require
+from annotated_types import Ge, Le
+from pydantic.dataclasses import dataclass
+
 from recipe.tasks.code import runner
+from verl.workers.config.keys import STRICT
 from verl.workers.rollout.tools.base_tool import ToolError
 from verl.workers.rollout.tools.python.session import MAX_OUTPUT_BYTES, PythonSession
 from verl.workers.rollout.tools.python.tool import MAX_PROGRAMS, PythonTool
@@ -23,7 +25,7 @@ ATTEMPTS, WALL_FACTOR = 3, 3  # if the sandbox fails; wall time by CPU time
 _lock = threading.RLock()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Limits:
     """Limits of a test; tests with `assert` are one test.
 
@@ -35,19 +37,11 @@ class Limits:
         sandbox_fusion_url: address of a Sandbox Fusion server that runs the programs instead.
     """
 
-    timeout_seconds: float = 6.0
-    memory_limit_mb: int = 1024
-    max_output_bytes: int = 1 << 20
-    num_workers: int = 8
+    timeout_seconds: Annotated[float, Ge(0.1), Le(3600)] = 6.0
+    memory_limit_mb: Annotated[int, Ge(64), Le(1 << 20)] = 1024
+    max_output_bytes: Annotated[int, Ge(1), Le(MAX_OUTPUT_BYTES)] = 1 << 20
+    num_workers: Annotated[int, Ge(1), Le(MAX_PROGRAMS)] = 8
     sandbox_fusion_url: str | None = None
-
-    def __post_init__(self):
-        ranges = {"timeout_seconds": (0.1, 3600), "memory_limit_mb": (64, 1 << 20)}
-        ranges |= {"max_output_bytes": (1, MAX_OUTPUT_BYTES), "num_workers": (1, MAX_PROGRAMS)}
-        for name, (low, high) in ranges.items():
-            value = getattr(self, name)
-            is_number = type(value) is int or type(value) is float and name == "timeout_seconds"
-            require(is_number and low <= value <= high, name, value, f"a number from {low} to {high}")
 
 
 class Sandbox:

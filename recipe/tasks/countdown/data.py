@@ -27,7 +27,6 @@ from recipe.tasks.countdown.reward import NotAnExpression, evaluate
 
 SIZES = {"sft": "demo_size", "test": "test_size", "train": "train_size"}
 TEST_SHARE = 0.2
-FRUITLESS_ATTEMPTS = 20_000
 TRIES = 100  # random expressions that are tried for a right demonstration of a problem
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 Problem = tuple[tuple[int, ...], int]  # numbers in ascending order, target
@@ -106,7 +105,6 @@ def draw_problems(config: CountdownConfig, size: int, test: bool, rng: random.Ra
         lambda problem: (split_of(problem, {"test": TEST_SHARE}) == "test") == test,
         size,
         "test_size" if test else "train_size",
-        FRUITLESS_ATTEMPTS,
         repeats=not test,
     )
 
@@ -141,9 +139,8 @@ def demonstration(problem: Problem, config: CountdownConfig, rng: random.Random)
     return conversation(question, f"<answer>{expression}</answer>")
 
 
-def write_countdown(output_dir: str | Path, config: CountdownConfig | None = None) -> dict[str, Path]:
+def write_countdown(output_dir: str | Path, config: CountdownConfig) -> dict[str, Path]:
     """Write the three files, see `write_splits`."""
-    config = config or CountdownConfig()
     rng = random.Random(config.seed)
     test = draw_problems(config, config.test_size, True, rng)
     train = draw_problems(config, config.train_size, False, rng)

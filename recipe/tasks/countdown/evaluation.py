@@ -4,7 +4,7 @@ import json
 
 from recipe.tasks.countdown.data import countdown_text
 from recipe.tasks.countdown.reward import compute_score
-from verl.evaluation.questions.benchmarks import HUB, Benchmark, register_benchmark, truth_row
+from verl.evaluation.questions.benchmarks import HUB, register_benchmark, truth_row
 from verl.evaluation.scores.scoring import by_reward, register_scoring
 from verl.utils.data_files import BadRow
 
@@ -30,15 +30,12 @@ def countdown_answers(row: dict, names: tuple[str, ...]) -> list[str]:
 register_scoring("countdown", "exact arithmetic", by_reward(compute_score))
 register_benchmark(
     "countdown",
-    Benchmark(
-        title="Countdown",
-        get=f"python -m recipe.tasks.countdown.data, or {HUB}/Jiayi-Pan/Countdown-Tasks-3to4",
-        question=("nums", "numbers"),
-        answer=("target",),
-        scoring="countdown",
-        style="plain",
-        read_question=countdown_question,
-        read_answers=countdown_answers,
-        read_truth=lambda truth: countdown_answers(truth_row(truth), ()),
-    ),
+    "Countdown",
+    f"python -m recipe.tasks.countdown.data, or {HUB}/Jiayi-Pan/Countdown-Tasks-3to4",
+    question=("nums", "numbers"),
+    answer=("target",),
+    scoring="countdown",
+    read_question=countdown_question,
+    read_answers=countdown_answers,
+    read_truth=lambda truth: countdown_answers(truth_row(truth), ()),
 )

@@ -2,10 +2,10 @@
 
 import base64
 import itertools
+from functools import partial
 
 from verl.evaluation.questions.benchmarks import (
     HUB,
-    Benchmark,
     first_of,
     golds,
     needs_image,
@@ -46,17 +46,13 @@ def decode_xbench(row: dict) -> dict:
     return plain
 
 
-def _register(name: str, title: str, get: str, scoring: str, **options) -> None:
-    """Register a set of questions that models answer with tools."""
-    register_benchmark(name, Benchmark(title=title, get=get, scoring=scoring, style="answer", **options))
-
-
-_register("webwalkerqa", "WebWalkerQA", f"{HUB}/callanwu/WebWalkerQA (main)", "judge")
+_register = partial(register_benchmark, style="answer")  # questions that models answer with tools
+_register("webwalkerqa", "WebWalkerQA", f"{HUB}/callanwu/WebWalkerQA (main)", scoring="judge")
 _register(
     "hotpotqa",
     "HotpotQA",
     f"https://hotpotqa.github.io (hotpot_dev_distractor_v1.json) or {HUB}/hotpotqa/hotpot_qa (validation)",
-    "qa",
+    scoring="qa",
     answer=("answer", "golden_answers"),
     id=("_id", "id"),
 )
@@ -64,7 +60,7 @@ _register(
     "2wikimultihopqa",
     "2WikiMultihopQA",
     "https://github.com/Alab-NII/2wikimultihop (data_ids_april7.zip: dev.json)",
-    "qa",
+    scoring="qa",
     answer=("answer", "golden_answers"),
     id=("_id", "id"),
 )
@@ -72,7 +68,7 @@ _register(
     "musique",
     "MuSiQue",
     f"https://github.com/StonyBrookNLP/musique (musique_ans_v1.0_dev.jsonl) or {HUB}/dgslibisey/MuSiQue",
-    "qa",
+    scoring="qa",
     answer=("answer", "golden_answers"),
     read_answers=musique_answers,
     left_out={"has no answer": lambda row: row.get("answerable") is False},
@@ -82,7 +78,7 @@ _register(
     "bamboogle",
     "Bamboogle",
     f"{HUB}/chiayewken/bamboogle",
-    "qa",
+    scoring="qa",
     question=("Question",),
     answer=("Answer", "golden_answers"),
 )
@@ -90,7 +86,7 @@ _register(
     "gaia",
     "GAIA",
     f"{HUB}/gaia-benchmark/GAIA (2023/validation/metadata.parquet; access on request)",
-    "judge",
+    scoring="judge",
     question=("Question",),
     answer=("Final answer", "answer"),
     id=("task_id",),
@@ -101,12 +97,18 @@ _register(
         ),
     },
 )
-_register("hle", "HLE", f"{HUB}/cais/hle (test; access on request)", "judge", left_out={"needs an image": needs_image})
+_register(
+    "hle",
+    "HLE",
+    f"{HUB}/cais/hle (test; access on request)",
+    scoring="judge",
+    left_out={"needs an image": needs_image},
+)
 _register(
     "xbench",
     "xbench-DeepSearch",
     f"https://github.com/xbench-ai/xbench-evals (data/DeepSearch*.csv) or {HUB}/xbench/DeepSearch",
-    "judge",
+    scoring="judge",
     question=("prompt", "question"),
     read_question=lambda row, names: text_question(decode_xbench(row), names),
     read_answers=lambda row, names: text_answers(decode_xbench(row), names),

@@ -2,11 +2,10 @@
 
 import math
 import re
-from typing import Any
+from functools import partial
 
 from verl.evaluation.questions.benchmarks import (
     HUB,
-    Benchmark,
     first_of,
     last_question,
     needs_image,
@@ -82,20 +81,19 @@ def gsm8k_answers(row: dict, names: tuple[str, ...]) -> list[str]:
     return [answer]
 
 
-def _register(name: str, title: str, get: str, **options) -> None:
-    """Register a set whose answers the model boxes, as published solutions do."""
-    fields: dict[str, Any] = {
-        "question": ("problem", "question"),
-        "answer": ("answer", "solution"),
-        "read_question": math_question,
-        "read_answers": lambda row, names: [math_answer(row)],
-        "left_out": {"needs an image": needs_image},
-        "read_prompt": lambda text: math_question({"prompt": text}),
-        "read_truth": lambda truth: [math_answer({"reward_model": {"ground_truth": truth}})],
-    }
-    register_benchmark(name, Benchmark(title=title, get=get, scoring="math", style="boxed", **(fields | options)))
-
-
+# sets whose answers the model boxes, as published solutions do
+_register = partial(
+    register_benchmark,
+    question=("problem", "question"),
+    answer=("answer", "solution"),
+    scoring="math",
+    style="boxed",
+    read_question=math_question,
+    read_answers=lambda row, names: [math_answer(row)],
+    read_prompt=lambda text: math_question({"prompt": text}),
+    read_truth=lambda truth: [math_answer({"reward_model": {"ground_truth": truth}})],
+    left_out={"needs an image": needs_image},
+)
 _register("aime24", "AIME24", f"{HUB}/HuggingFaceH4/aime_2024 or {HUB}/math-ai/aime24")
 _register("aime25", "AIME25", f"{HUB}/math-ai/aime25 or {HUB}/MathArena/aime_2025", id=("id", "problem_idx"))
 _register("math500", "MATH500", f"{HUB}/HuggingFaceH4/MATH-500", id=("unique_id",))

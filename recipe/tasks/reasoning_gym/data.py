@@ -95,10 +95,6 @@ class Problem:
     answer: str | None = field(compare=False)
     truth: str = field(compare=False)
 
-    def demonstration(self, correct: float, rng: random.Random, other: "Problem") -> str:
-        """Return a demonstration; `other` is a problem of the same family, for a wrong answer."""
-        return f"<answer>{(self if rng.random() < correct else other).answer}</answer>"
-
 
 def draw_problems(config: ReasoningGymConfig, split: str, size: int, excluded: set[Problem]) -> list[Problem]:
     """Return `size` problems of a split, distinct and none of `excluded`; the families take turns."""
@@ -119,17 +115,19 @@ def draw_problems(config: ReasoningGymConfig, split: str, size: int, excluded: s
     return draw_until(draw, lambda p: p not in excluded, size, SIZES[split], FRUITLESS_ATTEMPTS, is_demo)
 
 
-def write_reasoning_gym(output_dir: str | Path, config: ReasoningGymConfig | None = None) -> dict[str, Path]:
+def write_reasoning_gym(output_dir: str | Path, config: ReasoningGymConfig) -> dict[str, Path]:
     """Write the three files, except for sizes of 0, and return their paths by split. No file is ever incomplete."""
-    config = config or ReasoningGymConfig()
     test: set[Problem] = set()
 
     def rows_of(split: str, size: int) -> list[dict]:
         problems = draw_problems(config, split, size, test)
         if split == "sft":
             rng, turns = random.Random(f"{config.seed} demonstrations"), len(config.names)
-            texts = [p.demonstration(config.demo_correct, rng, problems[i - turns]) for i, p in enumerate(problems)]
-            return [conversation(p.question, text) for p, text in zip(problems, texts, strict=True)]
+            rows = []
+            for i, problem in enumerate(problems):  # a wrong answer is that of another problem of the family
+                shown = problem if rng.random() < config.demo_correct else problems[i - turns]
+                rows.append(conversation(problem.question, f"<answer>{shown.answer}</answer>"))
+            return rows
         if split == "test":
             test.update(problems)
         return [

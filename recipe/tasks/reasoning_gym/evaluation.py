@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from recipe.tasks.reasoning_gym.reward import compute_score
-from verl.evaluation.questions.benchmarks import Benchmark, register_benchmark
+from verl.evaluation.questions.benchmarks import register_benchmark
 from verl.evaluation.scores.metrics import measure
 from verl.evaluation.scores.results import INTERVAL_ENDS
 from verl.evaluation.scores.scoring import by_reward, register_scoring
@@ -21,13 +21,10 @@ from verl.evaluation.scores.scoring import by_reward, register_scoring
 register_scoring("reasoning_gym", "the verifiers of reasoning-gym", by_reward(compute_score))
 register_benchmark(
     "reasoninggym",
-    Benchmark(
-        title="reasoning-gym",
-        get="python -m recipe.tasks.reasoning_gym.data --output-dir outputs/data/reasoning_gym, and evaluate with "
-        "scripts/eval-reasoning-gym.sh",
-        scoring="reasoning_gym",
-        style="plain",
-    ),
+    "reasoning-gym",
+    "python -m recipe.tasks.reasoning_gym.data --output-dir outputs/data/reasoning_gym, and evaluate with "
+    "scripts/eval-reasoning-gym.sh",
+    scoring="reasoning_gym",
 )
 
 

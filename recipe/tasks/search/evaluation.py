@@ -1,14 +1,12 @@
 """Evaluates agents on the made search task: exact match with the answer between tags."""
 
-from verl.evaluation.questions.benchmarks import Benchmark, register_benchmark
+from verl.evaluation.questions.benchmarks import register_benchmark
 
 register_benchmark(
     "searchtask",
-    Benchmark(
-        title="the synthetic search task",
-        get="python -m recipe.tasks.search.data --output-dir outputs/data/search_task, and evaluate with "
-        "scripts/eval-searchtask.sh",
-        scoring="qa",
-        style="answer",
-    ),
+    "the synthetic search task",
+    "python -m recipe.tasks.search.data --output-dir outputs/data/search_task, and evaluate with "
+    "scripts/eval-searchtask.sh",
+    scoring="qa",
+    style="answer",
 )

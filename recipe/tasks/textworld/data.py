@@ -145,9 +145,9 @@ def row_of(spec: GameSpec, split: str, config: TextWorldConfig, folder: Path) ->
     return rl_row("textworld", INSTRUCTION, truth, split, spec.seed, "game", environment={"game": str(path)})
 
 
-def write_games(output_dir: str | Path, config: TextWorldConfig | None = None) -> dict[str, Path]:
+def write_games(output_dir: str | Path, config: TextWorldConfig) -> dict[str, Path]:
     """Write the games and the three files, see `write_splits`. An interrupted call goes on with the games there."""
-    made_with, folder = config or TextWorldConfig(), Path(output_dir).resolve()
+    folder = Path(output_dir).resolve()
     try:
         import recipe.tasks.textworld.environment  # noqa: F401 (whether it can be imported)
     except ImportError as error:
@@ -155,14 +155,14 @@ def write_games(output_dir: str | Path, config: TextWorldConfig | None = None) -
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
 
         def rows_of(split: str, size: int) -> list[dict]:
-            common: dict[str, Any] = {"config": made_with, "folder": folder / "games"}
+            common: dict[str, Any] = {"config": config, "folder": folder / "games"}
             if split == "sft":
-                specs = itertools.cycle(game_specs(made_with, "train", made_with.train_size))
+                specs = itertools.cycle(game_specs(config, "train", config.train_size))
                 return list(processes.map(partial(demonstration, **common), range(size), specs))
             make = partial(row_of, split=split, **common)
-            return list(processes.map(make, game_specs(made_with, split, size)))
+            return list(processes.map(make, game_specs(config, split, size)))
 
-        return write_splits(folder, made_with, SIZES, rows_of)
+        return write_splits(folder, config, SIZES, rows_of)
 
 
 def main() -> None:

@@ -33,7 +33,6 @@ from recipe.tasks.walk.reward import BrokenRule, apply, follow
 # split -> config field, in the order of writing: train.parquet is last, so if it exists, all files exist
 SIZES = {"valid": "valid_size", "test": "test_size", "sft": "demo_size", "train": "train_size"}
 HELD_OUT = {"valid": 0.1, "test": 0.1}  # shares of all problems
-FRUITLESS_ATTEMPTS = 20_000
 SHORT = re.compile(r"(\d+)>(\d+) (\d+):((?: [-+*/]\d+)+)")  # a prompt in style "short"
 # a model of 1.3 million parameters for which every number of a walk is one token
 MODEL = model_of_1_3_million([*map(str, range(10, 100))])
@@ -180,7 +179,6 @@ def draw_problems(config: WalkConfig, split: str, size: int, rng: random.Random)
         lambda problem: split_of(problem, HELD_OUT) == split,
         size,
         SIZES[split],
-        FRUITLESS_ATTEMPTS,
     )
 
 
@@ -195,20 +193,19 @@ def demonstration(config: WalkConfig, rng: random.Random) -> dict:
     return conversation(walk_text(problem.truth(), config.style), answer)
 
 
-def write_walks(output_dir: str | Path, config: WalkConfig | None = None) -> dict[str, Path]:
+def write_walks(output_dir: str | Path, config: WalkConfig) -> dict[str, Path]:
     """Write the four files, see `write_splits`."""
-    made_with = config or WalkConfig()
 
     def rows_of(split: str, size: int) -> list[dict]:
-        rng = random.Random(f"{made_with.seed} {split}")
+        rng = random.Random(f"{config.seed} {split}")
         if split == "sft":
-            return [demonstration(made_with, rng) for _ in range(size)]
+            return [demonstration(config, rng) for _ in range(size)]
         return [
-            rl_row("walk", walk_text(problem.truth(), made_with.style), problem.truth(), split, i)
-            for i, problem in enumerate(draw_problems(made_with, split, size, rng))
+            rl_row("walk", walk_text(problem.truth(), config.style), problem.truth(), split, i)
+            for i, problem in enumerate(draw_problems(config, split, size, rng))
         ]
 
-    return write_splits(output_dir, made_with, SIZES, rows_of)
+    return write_splits(output_dir, config, SIZES, rows_of)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -3,7 +3,7 @@
 import json
 
 from recipe.tasks.walk.reward import compute_score, walk_of
-from verl.evaluation.questions.benchmarks import Benchmark, register_benchmark
+from verl.evaluation.questions.benchmarks import register_benchmark
 from verl.evaluation.scores.scoring import by_reward, register_scoring
 from verl.utils.data_files import BadRow
 
@@ -19,11 +19,8 @@ def walk_truth(truth) -> list[str]:
 register_scoring("walk", "exact arithmetic, line by line", by_reward(compute_score))
 register_benchmark(
     "walk",
-    Benchmark(
-        title="the number walk",
-        get="python -m recipe.tasks.walk.data --output-dir outputs/data/walk, and evaluate with scripts/eval-walk.sh",
-        scoring="walk",
-        style="plain",
-        read_truth=walk_truth,
-    ),
+    "the number walk",
+    "python -m recipe.tasks.walk.data --output-dir outputs/data/walk, and evaluate with scripts/eval-walk.sh",
+    scoring="walk",
+    read_truth=walk_truth,
 )

@@ -40,12 +40,6 @@ def apply(operation: str, value: int, limit: int) -> int | None:
     return result if 0 <= result <= limit else None
 
 
-def answer_of(response: str) -> str:
-    """Return the content of the last closed `<answer>` tag, or the whole response if it has no such tag."""
-    answer = last_tagged(response)
-    return response if answer is None else answer
-
-
 def follow(answer: str, truth: Mapping) -> tuple[list[str], int]:
     """Return the operations of a walk in order, and the number at which it ends.
 
@@ -104,8 +98,9 @@ def compute_score(
     truth = walk_of(ground_truth)
     if not isinstance(solution_str, str):
         return nothing
+    answer = last_tagged(solution_str)
     try:
-        path, end = follow(answer_of(solution_str), truth)
+        path, end = follow(solution_str if answer is None else answer, truth)
     except BrokenRule:
         return nothing
     reached = end == truth["target"]

@@ -32,7 +32,6 @@ from recipe.common.problem_files import (
 # split -> config field, in the order of writing: train.parquet is last, so if it exists, all files exist
 SIZES = {"valid": "valid_size", "test": "test_size", "train": "train_size"}
 HELD_OUT_SHARE = {"valid": 0.1, "test": 0.1}
-FRUITLESS_ATTEMPTS = 50_000
 INSTRUCTION = 'Calculate briefly, and end with "The answer is" and the number.'
 
 
@@ -151,7 +150,6 @@ def draw_problems(config: WordProblemsConfig, split: str, rng: random.Random) ->
         lambda problem: split_of(content_of(problem), HELD_OUT_SHARE) == split,
         getattr(config, SIZES[split]),
         SIZES[split],
-        FRUITLESS_ATTEMPTS,
     )
 
 
@@ -184,16 +182,15 @@ def row_of(problem: Problem, index: int, split: str, rng: random.Random) -> dict
     return rl_row("word_problems", question, str(answer(problem)), split, index, operations=operations)
 
 
-def write_word_problems(output_dir: str | Path, config: WordProblemsConfig | None = None) -> dict[str, Path]:
+def write_word_problems(output_dir: str | Path, config: WordProblemsConfig) -> dict[str, Path]:
     """Write the three files, see `write_splits`."""
-    made_with = config or WordProblemsConfig()
 
     def rows_of(split: str, size: int) -> list[dict]:
-        rng = random.Random(f"{made_with.seed}/{split}")
-        problems = draw_problems(made_with, split, rng)
+        rng = random.Random(f"{config.seed}/{split}")
+        problems = draw_problems(config, split, rng)
         return [row_of(problem, i, split, rng) for i, problem in enumerate(problems)]
 
-    return write_splits(output_dir, made_with, SIZES, rows_of)
+    return write_splits(output_dir, config, SIZES, rows_of)
 
 
 def main(arguments: list[str] | None = None) -> None:

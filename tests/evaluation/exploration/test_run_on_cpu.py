@@ -3,13 +3,13 @@
 import asyncio
 import importlib.util
 import json
+from contextlib import aclosing
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 from datasets import load_dataset
-from tqdm import tqdm
 
 from recipe.common.reporting.exploration_report import table, write
 from tests.evaluation.exploration.random_model import model_and_tokenizer
@@ -88,9 +88,8 @@ class Counting(RolloutEngine):
 def groups_of(plan: ExplorationPlan, name: str):
     async def grown():
         engine = Counting()
-        diagnosis = Diagnosis(plan, engine, tqdm(disable=True))
-        groups, _ = await diagnosis.groups_of(name, plan.policies[name])
-        await diagnosis.close()
+        async with aclosing(Diagnosis(plan, engine)) as diagnosis:
+            groups, _ = await diagnosis.groups_of(name, plan.policies[name])
         return groups, engine.tokens
 
     return asyncio.run(grown())

@@ -17,7 +17,6 @@ from tests.evaluation.model.shard_writer import CASES, STEP, trained_model
 from verl.evaluation.model.checkpoint import (
     Checkpoint,
     checkpoint_step,
-    merge_shards,
     write_model_folder,
 )
 from verl.trainer.checkpoint_marker import CONFIG_FILE
@@ -81,7 +80,6 @@ def test_a_head_of_its_own_is_kept(tmp_path):
     """The weights that the trainer saved beside the tokenizer are taken, as there are no shards."""
     actor = tmp_path / "global_step_1/actor"
     write_tiny_model(actor / "huggingface", TinyModelConfig(tie_word_embeddings=False))
-    (tmp_path / "exported").mkdir()
     write_model_folder(actor, tmp_path / "exported")
     weights = load_file(tmp_path / "exported/model.safetensors")
     assert not torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
@@ -91,7 +89,7 @@ def test_a_head_of_its_own_is_kept(tmp_path):
 
 def test_without_a_config_the_weights_keep_the_trainers_data_type(inputs, tmp_path):
     shutil.copytree(actor_of(inputs, "fsdp2_bfloat16"), tmp_path / "global_step_7/actor")
-    merge_shards(tmp_path / "global_step_7/actor", tmp_path / "merged")
+    write_model_folder(tmp_path / "global_step_7/actor", tmp_path / "merged")
     assert json.loads((tmp_path / "merged/config.json").read_text())["dtype"] == "float32"
 
 
@@ -112,8 +110,8 @@ def test_incomplete_checkpoints_are_refused(inputs, tmp_path, case, damage, mess
     actor = tmp_path / "global_step_7/actor"
     shutil.copytree(actor_of(inputs, case).parent, actor.parent)
     damage(actor)
-    with pytest.raises(SystemExit, match=f"(?s)error: .*{message}"):
-        merge_shards(actor, tmp_path / "merged")
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        write_model_folder(actor, tmp_path / "merged")
     assert [path.name for path in tmp_path.iterdir()] == ["global_step_7"]
 
 
@@ -148,7 +146,7 @@ def test_a_lora_checkpoint_is_evaluated_merged(inputs, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     folder = Path("outputs/run") / f"global_step_{STEP}"
     assert find_checkpoint("run", None) == Checkpoint(str(folder / "merged"), STEP, folder / "actor")
-    merge_shards(folder / "actor", folder / "merged")
+    write_model_folder(folder / "actor", folder / "merged")
     assert find_checkpoint("run", None) == Checkpoint(str(folder / "merged"), STEP)
     with pytest.raises(ValueError, match=r"no complete checkpoint of step 3; it has \[7\]"):
         checkpoint_step(Path("outputs/run"), 3)

@@ -6,11 +6,12 @@ and the reward, have the same names as in a training run.
 
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pyarrow.parquet as pq
+from annotated_types import Ge, Gt, MinLen
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -20,9 +21,17 @@ from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.checks.preflight import check_model_path
 from verl.trainer.checks.rows import check_data_files, check_reward_rows
 from verl.trainer.checks.settle import settle
+from verl.trainer.checks.values import check_kinds
 from verl.utils.parts import parts
 from verl.workers.config.keys import read_keys
 from verl.workers.rollout.run_environment import changes_contexts
+
+KINDS: dict[Any, str] = {
+    Annotated[int, Ge(1)]: "prompts",
+    Annotated[int, Ge(2)]: "n",
+    Annotated[list[Annotated[float, Gt(0)]], MinLen(1)]: "temperatures",
+    str: "data.val_files",
+}
 
 
 class Prompt(NamedTuple):
@@ -97,15 +106,9 @@ def _scale_trees(config: DictConfig) -> None:
 
 
 def _check_keys(config: DictConfig) -> None:
-    for key, low in (("prompts", 1), ("n", 2)):
-        if not isinstance(config[key], int) or config[key] < low:
-            raise ValueError(f"{key}={config[key]}: expected a whole number of at least {low}")
-    if not config.temperatures or any(not isinstance(t, float | int) or t <= 0 for t in config.temperatures):
-        raise ValueError(f"temperatures={config.temperatures}: expected a list of numbers above 0")
+    check_kinds(config, KINDS)
     if OmegaConf.select(config, "reward.reward_model.enable"):
         raise ValueError("reward.reward_model.enable=true: no reward model is started here; expected false")
-    if not isinstance(config.data.val_files, str):
-        raise ValueError(f"data.val_files={config.data.val_files}: expected one file")
     if config.write is not None:
         path = Path(str(config.write)).absolute()
         folder = next(parent for parent in path.parents if parent.exists())
@@ -122,22 +125,17 @@ def _policies(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
     if config.actor_rollout_ref.rollout.environment != "none":
         changes |= config.tool_policies
     for name, policy_changes in changes.items():
+        policy = config.copy()
+        for key, value in policy_changes.items():
+            OmegaConf.update(policy, f"actor_rollout_ref.rollout.{key}", value)
         try:
-            yield name, changed_config(config, policy_changes)
+            check_typed_sections(policy)
+            check_parts(policy)
+            if changes_contexts(policy):
+                raise ValueError("environment.thinking=dropped and max_context are not diagnosed: leave them out")
         except ValueError as error:
             raise ValueError(f"policy {name}: {error}") from error
-
-
-def changed_config(config: DictConfig, changes: Mapping) -> DictConfig:
-    """Return a copy of the config with `changes`: key under actor_rollout_ref.rollout, such as `tree` -> value."""
-    changed = config.copy()
-    for key, value in changes.items():
-        OmegaConf.update(changed, f"actor_rollout_ref.rollout.{key}", value)
-    check_typed_sections(changed)
-    check_parts(changed)
-    if changes_contexts(changed):
-        raise ValueError("environment.thinking=dropped and max_context are not diagnosed: leave them out")
-    return changed
+        yield name, policy
 
 
 def prompt_ids(

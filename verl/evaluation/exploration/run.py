@@ -7,7 +7,7 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from math import exp
 from statistics import fmean
@@ -19,13 +19,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
 from verl.evaluation.exploration.plan import ExplorationPlan, Prompt, prompt_ids
-from verl.evaluation.exploration.table import (
-    Certainty,
-    SampledGroup,
-    Samples,
-    Trajectory,
-    summary,
-)
+from verl.evaluation.exploration.table import Certainty, SampledGroup, Samples, Trajectory, measure_groups
 from verl.utils.parts import parts
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine, gather_or_cancel
 from verl.workers.rollout.engines.local_vllm import VLLMEngine
@@ -106,8 +100,9 @@ def _hash_of(tokens: Sequence[int]) -> int:
 class Diagnosis:
     """Grows and scores trajectories on a running engine; construct it in the event loop that will use it."""
 
-    def __init__(self, plan: ExplorationPlan, engine: RolloutEngine, bar: tqdm):
-        self.engine, self.bar, self.plan = engine, bar, plan
+    def __init__(self, plan: ExplorationPlan, engine: RolloutEngine):
+        self.engine, self.plan = engine, plan
+        self.bar = tqdm(total=len(plan.policies) * len(plan.prompts), unit="prompt")
         self.environment = environment_of(plan.config, plan.tokenizer)
         self.rewards = RewardLoopWorker(plan.config)
 
@@ -115,7 +110,8 @@ class Diagnosis:
         """Return a prompt's tokens, which a rollout asks of upstream's agent loop by this name."""
         return prompt_ids(self.plan.tokenizer, messages, self.plan.config.data, tools)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
+        self.bar.close()
         await self.environment.stop()
 
     async def groups_of(self, name: str, config: DictConfig) -> tuple[list[SampledGroup], float]:
@@ -129,10 +125,6 @@ class Diagnosis:
         grown = await gather_or_cancel(*(self._grow(prompt, rollout) for prompt in self.plan.prompts))
         seconds = time.perf_counter() - started
         return [await self._group(rollout, *each) for each in grown], seconds
-
-    async def warm_up(self) -> None:
-        """Generate two tokens, so that one-time costs of the engine do not count as the first policy's time."""
-        await Recorder(self.engine).generate(GenerationRequest(self.plan.prompts[0].ids, 2, (), seed=0))
 
     async def _grow(self, prompt: Prompt, rollout: TreeRollout) -> tuple:
         recorder, task, keys = Recorder(self.engine), PromptTask.of_row(prompt.about), rollout.config.actor_rollout_ref
@@ -166,25 +158,18 @@ class Diagnosis:
 
 
 async def diagnose(plan: ExplorationPlan, engine: RolloutEngine) -> dict[str, Any]:
-    """Run a diagnosis and return its results in JSON's types: `rows` as `table.summary` makes them; `proposals`, each
-    with `policy`, `overrides` and the `expected` effect; and `solve_rates`, a pair (row number, share of right plain
-    samples at the run's own temperature) for each prompt."""
-    with tqdm(total=len(plan.policies) * len(plan.prompts), unit="prompt") as bar:
-        diagnosis = Diagnosis(plan, engine, bar)
-        try:
-            return await _all_rows(plan, diagnosis)
-        finally:
-            await diagnosis.close()
-
-
-async def _all_rows(plan: ExplorationPlan, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Run a diagnosis and return its results in JSON's types: `rows`, each with `policy`, the numbers of
+    `measure_groups` and `seconds`; `proposals`, each with `policy`, `overrides` and the `expected` effect; and
+    `solve_rates`, a pair (row number, share of right plain samples at the run's own temperature) for each prompt."""
     n, rows, proposals, plain = plan.config.n, [], [], {}
-    await diagnosis.warm_up()
-    for name, config in plan.policies.items():
-        groups, seconds = await diagnosis.groups_of(name, config)
-        rows.append(summary(name, groups, n, seconds))
-        if config.actor_rollout_ref.rollout.tree == "plain":
-            plain[config.actor_rollout_ref.rollout.temperature] = groups
+    async with aclosing(Diagnosis(plan, engine)) as diagnosis:
+        # so that one-time costs of the engine do not count as the first policy's time
+        await Recorder(engine).generate(GenerationRequest(plan.prompts[0].ids, 2, (), seed=0))
+        for name, config in plan.policies.items():
+            groups, seconds = await diagnosis.groups_of(name, config)
+            rows.append({"policy": name, **measure_groups(groups, n), "seconds": seconds})
+            if config.actor_rollout_ref.rollout.tree == "plain":
+                plain[config.actor_rollout_ref.rollout.temperature] = groups
     usual = plan.config.actor_rollout_ref.rollout.temperature
     samples = plain[min(plain, key=lambda temperature: abs(temperature - usual))]
     for tree, propose in parts("proposal").items():

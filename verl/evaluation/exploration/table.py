@@ -88,11 +88,6 @@ def unique_share(groups: Sequence[SampledGroup]) -> float:
     return unique / held
 
 
-def summary(name: str, groups: Sequence[SampledGroup], n: int, seconds: float) -> dict[str, Any]:
-    """Return a row of the table, in JSON's types."""
-    return {"policy": name, **measure_groups(groups, n), "seconds": seconds}
-
-
 class Proposal(NamedTuple):
     """Keys under actor_rollout_ref.rollout with their values, and their expected effect in words."""
 

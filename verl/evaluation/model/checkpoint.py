@@ -48,10 +48,7 @@ def find_checkpoint(experiment: str, step: int | None) -> Checkpoint:
     earlier. A model that a run with LoRA saved is not whole, as it lacks LoRA's part.
     """
     run_dir = Path("outputs") / experiment
-    try:
-        step = checkpoint_step(run_dir, step)
-    except ValueError as error:
-        raise SystemExit(f"error: {error}") from error
+    step = checkpoint_step(run_dir, step)
     folder = run_dir / f"global_step_{step}"
     shards, saved, merged = folder / "actor", folder / "actor" / "huggingface", folder / MERGED
     if list(saved.glob("*.safetensors")) and not has_lora(shards):
@@ -88,15 +85,6 @@ def fingerprint(checkpoint: Checkpoint) -> str | None:
             file.seek(max(0, size - END_BYTES))
             digest.update(file.read())
     return digest.hexdigest()[:16]
-
-
-def merge_shards(shards: Path, merged: Path) -> None:
-    """Write the model of a checkpoint's shards to the folder `merged`, which appears only when it is complete."""
-    try:
-        with new_folder(merged) as unfinished:
-            write_model_folder(shards, unfinished)
-    except ValueError as error:
-        raise SystemExit(f"error: {error}") from error
 
 
 def has_lora(actor: Path) -> bool:
@@ -180,32 +168,27 @@ def _whole(name: str, shards: list[Mapping[str, torch.Tensor]]) -> torch.Tensor:
     return torch.cat(parts, dims[0]) if dims else parts[0]
 
 
-def write_model_folder(actor: Path, folder: Path) -> torch.dtype:
-    """Write the model of a checkpoint, with its tokenizer, into the empty folder `folder`.
+def write_model_folder(actor: Path, target: Path) -> None:
+    """Write the model of a checkpoint, with its tokenizer, to a new folder, which appears only when it is complete.
 
     The weights get the data type in which the run's rollout served them. If the checkpoint does not say it, they keep
-    the trainer's data type, which is returned. LoRA is merged.
+    the trainer's data type. LoRA is merged.
     """
     source, config = actor / HUGGINGFACE, saved_config(actor.parent)
     model_class = _model_class(source)
-    dtype = served_dtype(config)
+    served = None if config is None else OmegaConf.select(config, "actor_rollout_ref.rollout.dtype")
+    dtype = getattr(torch, str(served), None)  # None: the run's config leaves it to vLLM
     if list(actor.glob("model_world_size_*.pt")):
         model = _load(model_class, source, read_weights(actor, dtype, partial(_base_weights, model_class, config)))
     else:
         model = model_class.from_pretrained(source, dtype=dtype or "auto")
-    model.save_pretrained(folder, max_shard_size=LARGEST_FILE)
-    for file in source.iterdir():
-        if file.is_file() and file.name != "config.json" and ".safetensors" not in file.name:
-            shutil.copy(file, folder)
-    for file in folder.glob("*.safetensors"):  # The library lets the owner alone read them.
-        shutil.copymode(folder / "config.json", file)
-    return model.dtype
-
-
-def served_dtype(config: DictConfig | None) -> torch.dtype | None:
-    """Return the data type in which a run's rollout served the weights; None if the run's config leaves it to vLLM."""
-    name = None if config is None else OmegaConf.select(config, "actor_rollout_ref.rollout.dtype")
-    return getattr(torch, str(name), None)
+    with new_folder(target) as folder:
+        model.save_pretrained(folder, max_shard_size=LARGEST_FILE)
+        for file in source.iterdir():
+            if file.is_file() and file.name != "config.json" and ".safetensors" not in file.name:
+                shutil.copy(file, folder)
+        for file in folder.glob("*.safetensors"):  # The library lets the owner alone read them.
+            shutil.copymode(folder / "config.json", file)
 
 
 def _model_class(source: Path) -> Any:

@@ -101,7 +101,7 @@ class Benchmark:
     answer: tuple[str, ...] = ("answer",)
     id: tuple[str, ...] = ("id",)
     scoring: str
-    style: str
+    style: str = "plain"
     read_question: Callable[[dict, tuple[str, ...]], str] = text_question
     read_answers: Callable[[dict, tuple[str, ...]], list[str]] = text_answers
     read_prompt: Callable[[str], str] = str
@@ -115,9 +115,9 @@ class Benchmark:
         return ", ".join(f"{name} in {' or '.join(names)}" for name, names in fields.items())
 
 
-def register_benchmark(name: str, benchmark: Benchmark) -> Benchmark:
-    """Register a benchmark under a name of lower-case letters and digits, by which users choose it."""
-    return add_part("evaluation", name, benchmark)
+def register_benchmark(name: str, title: str, get: str, **options: Any) -> Benchmark:
+    """Register a `Benchmark` under a name of lower-case letters and digits, by which users choose it."""
+    return add_part("evaluation", name, Benchmark(title=title, get=get, **options))
 
 
 def find_benchmark(name: str) -> Benchmark:

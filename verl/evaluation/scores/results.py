@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl.utils.atomic_files import replacing
-
 PREFIX = "RESULT "
 # endings that make a metric's name into the name of an end of its interval
 INTERVAL_ENDS = ("-Low", "-High")
@@ -32,7 +30,7 @@ class EvalResult:
     n_samples: int  # number of answers to each question
     n_questions: int
     metrics: dict[str, float]  # finite; accuracies (`Acc-...`) lie in [0, 1]; see `metrics.measure`
-    settings: dict[str, Any] = field(default_factory=dict)  # from `reported_settings`; empty in older logs
+    settings: dict[str, Any] = field(default_factory=dict)  # from `Plan.reported`; empty in older logs
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -46,22 +44,18 @@ class EvalResult:
                 raise ValueError(f"metrics[{name!r}] must be finite, and an accuracy in [0, 1], got {value!r}")
 
 
-def format_result_lines(results: Iterable[EvalResult]) -> list[str]:
-    """Return for each result a small table for people and a `RESULT {json}` line; no line contains a line break."""
-    lines = []
-    for result in results:
-        at_step = "" if result.step is None else f" at step {result.step}"
-        counts = f"{result.n_questions} questions x {result.n_samples} samples"
-        heading = f"{result.experiment}{at_step} on {result.dataset}, {counts}"
-        lines.append(" ".join(heading.splitlines()))
-        width = max(len(name) for name in result.metrics)
-        cut = f", {result.metrics['Cut-Share']:.1%} cut" if "Cut-Share" in result.metrics else ""
-        beside = f"  (n={result.n_questions} x {result.n_samples}{cut})"
-        for name, value in result.metrics.items():
-            is_accuracy = name.startswith("Acc-") and not name.endswith(INTERVAL_ENDS)
-            lines.append(f"  {name:<{width}}  {value:.4f}{beside if is_accuracy else ''}")
-        lines.append(PREFIX + json.dumps(asdict(result), ensure_ascii=True))
-    return lines
+def format_result(result: EvalResult) -> list[str]:
+    """Return a small table for people and a `RESULT {json}` line; no line contains a line break."""
+    at_step = "" if result.step is None else f" at step {result.step}"
+    counts = f"{result.n_questions} questions x {result.n_samples} samples"
+    lines = [" ".join(f"{result.experiment}{at_step} on {result.dataset}, {counts}".splitlines())]
+    width = max(len(name) for name in result.metrics)
+    cut = f", {result.metrics['Cut-Share']:.1%} cut" if "Cut-Share" in result.metrics else ""
+    beside = f"  (n={result.n_questions} x {result.n_samples}{cut})"
+    for name, value in result.metrics.items():
+        is_accuracy = name.startswith("Acc-") and not name.endswith(INTERVAL_ENDS)
+        lines.append(f"  {name:<{width}}  {value:.4f}{beside if is_accuracy else ''}")
+    return [*lines, PREFIX + json.dumps(asdict(result), ensure_ascii=True)]
 
 
 def pass_at_1(metrics: Mapping[str, float]) -> str:
@@ -90,9 +84,3 @@ def read_result_log(path: Path) -> list[EvalResult]:
     if not results:
         raise ValueError(f"{path}: no lines like RESULT {{json}}: expected the log of an evaluation that has ended")
     return results
-
-
-def write_result_log(path: str | Path, lines: Iterable[str]) -> None:
-    """Write the lines to a log, which replaces an older log only when it is complete."""
-    with replacing(path) as unfinished:
-        unfinished.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -58,14 +58,9 @@ def by_reward(compute_score: Callable[..., dict]) -> Callable[[Question, str], S
     return score
 
 
-def _mathematics(response: str) -> str:
-    """Return the part of a response that holds its \\boxed."""
-    answer = check_format(response).answer
-    return without_results(response) if answer is None else answer
-
-
 def _score_mathematics(question: Question, response: str) -> Scored:
-    answer = _mathematics(response)
+    answer = check_format(response).answer  # the part that holds the \boxed
+    answer = without_results(response) if answer is None else answer
     results = [comparison.compute_score("math", answer, truth) for truth in question.answers]
     best = max(results, key=lambda result: result["acc"])
     return Scored(best["acc"], best["pred"])

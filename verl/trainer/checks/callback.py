@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
@@ -24,14 +23,6 @@ from verl.trainer.watches import RunWatch
 from verl.utils.fault_reports import RunError
 
 REFUSED = 2  # exit code
-# before a run starts, after the checks that a dry run makes
-STARTS: tuple[Callable[[DictConfig], None], ...] = (
-    check_own_machine,
-    lock_run_dir,
-    check_environment,
-    prepare_run_dir,
-    carry_environment,
-)
 
 
 class Preflight(Callback):
@@ -53,8 +44,11 @@ class Preflight(Callback):
                 print(describe_plan(config))
                 print("dry run: the config and the files are fine, nothing was started")
                 raise SystemExit(0)
-            for prepare in STARTS:
-                prepare(config)
+            check_own_machine(config)
+            lock_run_dir(config)
+            check_environment(config)
+            prepare_run_dir(config)
+            carry_environment(config)
             RunWatch().start()
         except (ValueError, RunError) as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":

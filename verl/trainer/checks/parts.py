@@ -4,12 +4,14 @@ import importlib.util
 import math
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
-from verl.trainer.checks.rows import data_files, rows_of
+from verl.trainer.checks.rows import data_files
+from verl.utils.data_files import read_rows
 from verl.utils.parts import computed_fields, credit_of, parts, tree_part
 from verl.workers.config.explore import parts_of
 from verl.workers.config.keys import ACTOR, ROLLOUT, no_such_key
@@ -143,7 +145,7 @@ def check_environment(config: DictConfig) -> None:
 
     has_rows, row = parts_of(config.actor_rollout_ref.rollout).environment in ("gym", "agent"), {}
     if has_rows and (files := data_files(config, "train_files")[0]):
-        row = next(rows_of(files[0], batch_size=1))
+        row = next(read_rows(Path(files[0])))
     try_environment(config, row)
 
 
@@ -164,7 +166,15 @@ def check_schedule(config: DictConfig) -> None:
     if schedule in ASYNCHRONOUS:
         _check_asynchronous(config, schedule)
     if schedule == "separate_async":
-        _check_separate(config)
+        # what upstream's trainer does not assert at its start
+        rollout = config.actor_rollout_ref.rollout
+        check_whole_servers("actor_rollout_ref.rollout.nnodes x n_gpus_per_node", rollout_workers(config), rollout)
+        backend = rollout.checkpoint_engine.backend
+        if (backend == CPU_BACKEND) != (config.trainer.device == "cpu"):
+            raise ValueError(
+                f"{ENGINE}.backend={backend} with schedule=separate_async and trainer.device={config.trainer.device}: "
+                f"expected {CPU_BACKEND} on CPUs, nccl or another of upstream's on GPUs, null for the usual one"
+            )
 
 
 def check_whole_servers(key: str, gpus: int, rollout: DictConfig) -> None:
@@ -208,7 +218,16 @@ def _check_correction(config: DictConfig) -> None:
 
 
 def _check_asynchronous(config: DictConfig, schedule: str) -> None:
-    _check_bounds(config, schedule)
+    # Upstream's buffer checks the bounds themselves, not that prompts get too old while they wait.
+    sampler, ahead = config.trainer.v1.sampler, config.trainer.v1[schedule].num_warmup_batches
+    bound, strategy = sampler.max_off_policy_threshold, sampler.max_off_policy_strategy
+    if type(ahead) not in (int, float) or ahead < 0:
+        raise ValueError(f"trainer.v1.{schedule}.num_warmup_batches={ahead}: expected a number from 0")
+    if bound and strategy == "drop" and math.ceil(ahead) >= bound:
+        raise ValueError(
+            f"trainer.v1.{schedule}.num_warmup_batches={ahead} with trainer.v1.sampler.max_off_policy_threshold="
+            f"{bound}: prompts would be dropped as too old: choose fewer batches ahead, or a greater threshold"
+        )
     if (seconds := OmegaConf.select(config, "actor_rollout_ref.rollout.group_timeout")) is not None:
         raise ValueError(
             f"actor_rollout_ref.rollout.group_timeout={seconds} with schedule={schedule}: a prompt also waits while "
@@ -224,29 +243,4 @@ def _check_asynchronous(config: DictConfig, schedule: str) -> None:
         raise ValueError(
             f"algorithm.filter_groups.max_num_gen_batches={bound} with schedule={schedule}: prompts of later batches "
             "replace dropped groups, so that nobody can count a batch's own: set it to 0, or choose schedule=sync"
-        )
-
-
-def _check_bounds(config: DictConfig, schedule: str) -> None:
-    """Check that prompts do not get too old while they wait; upstream's buffer checks the bounds themselves."""
-    sampler, ahead = config.trainer.v1.sampler, config.trainer.v1[schedule].num_warmup_batches
-    bound, strategy = sampler.max_off_policy_threshold, sampler.max_off_policy_strategy
-    if type(ahead) not in (int, float) or ahead < 0:
-        raise ValueError(f"trainer.v1.{schedule}.num_warmup_batches={ahead}: expected a number from 0")
-    if bound and strategy == "drop" and math.ceil(ahead) >= bound:
-        raise ValueError(
-            f"trainer.v1.{schedule}.num_warmup_batches={ahead} with trainer.v1.sampler.max_off_policy_threshold="
-            f"{bound}: prompts would be dropped as too old: choose fewer batches ahead, or a greater threshold"
-        )
-
-
-def _check_separate(config: DictConfig) -> None:
-    """Check what upstream's trainer does not assert at its start."""
-    rollout = config.actor_rollout_ref.rollout
-    check_whole_servers("actor_rollout_ref.rollout.nnodes x n_gpus_per_node", rollout_workers(config), rollout)
-    backend = rollout.checkpoint_engine.backend
-    if (backend == CPU_BACKEND) != (config.trainer.device == "cpu"):
-        raise ValueError(
-            f"{ENGINE}.backend={backend} with schedule=separate_async and trainer.device={config.trainer.device}: "
-            f"expected {CPU_BACKEND} on CPUs, nccl or another of upstream's on GPUs, null for the usual one"
         )

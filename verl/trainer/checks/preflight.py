@@ -1,7 +1,6 @@
 """Runs all checks of a run before Ray starts; each raises a ValueError for the first problem that it sees."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -36,15 +35,27 @@ from verl_patches.plugin import activate_cpu
 
 
 def check_run(config: DictConfig) -> None:
-    """Run all checks on a settled config."""
-    for check in CHECKS:
-        check(config)
-
-
-def activate_platform(config: DictConfig) -> None:
-    """Activate the CPU platform in this process, if the config asks for it."""
+    """Check a settled config: its parts, then the rows, then the folder from which the run would resume."""
     if config_asks_for_cpu(config):
         activate_cpu()
+    check_model(config)
+    check_typed_sections(config)
+    check_engines(config)
+    check_parts(config)
+    check_trackers(config)
+    check_prompt_lengths(config)
+    check_files(config)
+    check_reward_rows(config)
+    check_registered(config)  # after the reward's module, which may register a reward manager
+    check_reference_answers(config)
+    check_batch_sizes(config)
+    check_micro_batches_and_servers(config)
+    check_prompts(config)
+    check_overlong_buffer(config)
+    check_resume_path(config)
+    check_resumed_step(config)
+    check_same_method(config)
+    check_disk(config)
 
 
 def check_model(config: DictConfig) -> None:
@@ -137,27 +148,3 @@ def check_overlong_buffer(config: DictConfig) -> None:
             f"{key}.len={buffer.len} must be below data.max_response_length={budget}, else every response is "
             f"penalized; lower it, or set {key}.enable=false"
         )
-
-
-# parts, then rows, then the folder from which the run would resume
-CHECKS: tuple[Callable[[DictConfig], None], ...] = (
-    activate_platform,
-    check_model,
-    check_typed_sections,
-    check_engines,
-    check_parts,
-    check_trackers,
-    check_prompt_lengths,
-    check_files,
-    check_reward_rows,
-    check_registered,  # after the reward's module, which may register a reward manager
-    check_reference_answers,
-    check_batch_sizes,
-    check_micro_batches_and_servers,
-    check_prompts,
-    check_overlong_buffer,
-    check_resume_path,
-    check_resumed_step,
-    check_same_method,
-    check_disk,
-)

@@ -5,14 +5,15 @@ StopIteration, which names neither the template nor the rows.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from verl.trainer.checks.model.settings import config_folder, model_json
-from verl.trainer.checks.rows import data_files, rows_of
+from verl.trainer.checks.rows import data_files
+from verl.utils.data_files import read_rows
 from verl.workers.config.explore import parts_of
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
@@ -38,10 +39,11 @@ def _check_rows(config: DictConfig, key: str, needed: int, plain: Callable, desc
     limit, filters = config.data.max_prompt_length, config.data.get("filter_overlong_prompts")
     (files, all_are_here), rows, left, long, longest = data_files(config, key), 0, 0, 0, 0
     for file in files:
-        for number, messages in enumerate(_prompts(config, file)):
-            rows += 1
+        for number, row in enumerate(read_rows(Path(file), [config.data.prompt_key])):
+            rows, messages = rows + 1, row[config.data.prompt_key]
             try:  # pictures need the model's processor, and are not counted
-                tokens = (described or plain)(messages) if _is_text(messages) else 0
+                is_text = all(isinstance(message.get("content"), str) for message in messages)
+                tokens = (described or plain)(messages) if is_text else 0
                 is_left = not filters or tokens <= limit or plain(messages) <= limit
             except Exception as error:  # a template may raise anything, and upstream's filter leaves such rows out
                 if number == 0:
@@ -146,11 +148,3 @@ def _counter(
         return len(ids)
 
     return count
-
-
-def _prompts(config: DictConfig, file: str) -> Iterator[list[dict]]:
-    return (row[config.data.prompt_key] for row in rows_of(file, [config.data.prompt_key]))
-
-
-def _is_text(messages: list[dict]) -> bool:
-    return all(isinstance(message.get("content"), str) for message in messages)

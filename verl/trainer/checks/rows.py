@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from verl.utils import reward_score
-from verl.utils.data_files import extra_info_of
+from verl.utils.data_files import extra_info_of, read_rows
 from verl.utils.parts import credit_of
 from verl.utils.token_fields import RewardField
 from verl.utils.user_code import finite_number
@@ -79,17 +80,11 @@ def check_data_files(key: str, files, prompt_key: str) -> None:
                     f"{key}: {file} has no column '{column}'; its columns: {', '.join(schema.names)}; {CONVERT}"
                 )
         number = -1
-        for number, row in enumerate(rows_of(file, (prompt_key, "data_source", "reward_model"))):
+        for number, row in enumerate(read_rows(Path(file), (prompt_key, "data_source", "reward_model"))):
             if problem := _problem(row, prompt_key):
                 raise ValueError(f"{key}: {file}: row {number}: {problem}")
         if number < 0:
             raise ValueError(f"{key}: {file} has no rows")
-
-
-def rows_of(file: str, columns: Sequence[str] | None = None, batch_size: int = 1024) -> Iterator[dict]:
-    """Yield a parquet file's rows, with these of its columns."""
-    for batch in pq.ParquetFile(file).iter_batches(batch_size, columns=columns):
-        yield from batch.to_pylist()
 
 
 def _problem(row: dict, prompt_key: str) -> str | None:
@@ -186,7 +181,7 @@ def _reward_module(reward: DictConfig) -> Any:
 def _reward_fields(file: str) -> Iterator[dict]:
     """Yield the data fields that a reward function gets for each row of a file."""
     names = ("data_source", "reward_model", "ability", "extra_info")
-    for row in rows_of(file, [name for name in names if name in pq.read_schema(file).names]):
+    for row in read_rows(Path(file), names):
         truth = (row.get("reward_model") or {}).get("ground_truth")
         yield {"data_source": row["data_source"], "ground_truth": truth, "extra_info": extra_info_of(row)}
 

@@ -1,7 +1,6 @@
 """Gives every key of a run's config its final value before Ray starts."""
 
 import os
-from collections.abc import Callable
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -22,8 +21,20 @@ PATHS += ("data.val_files", "trainer.resume_from_path")
 
 def settle(config: DictConfig) -> None:
     """Give every key its final value, in the driver, which has the environment of the user's command."""
-    for step in STEPS:
-        step(config)
+    check_required(config)
+    make_absolute(config)
+    resolve(config)
+    check_values(config)
+    scale_workers(config)
+    name_parts(config)
+    name_loss(config)
+    settle_schedule(config)
+    settle_lora(config)
+    fill_max_model_len(config)
+    settle_epochs(config)
+    choose_sampler(config)
+    choose_seeds(config)
+    bound_scores(config)
 
 
 def check_required(config: DictConfig) -> None:
@@ -87,21 +98,3 @@ def _absolute(path):
     if isinstance(path, str):
         return os.path.abspath(path) if os.path.exists(path) else path
     return path if path is None else [_absolute(single) for single in path]
-
-
-STEPS: tuple[Callable[[DictConfig], None], ...] = (
-    check_required,
-    make_absolute,
-    resolve,
-    check_values,
-    scale_workers,
-    name_parts,
-    name_loss,
-    settle_schedule,
-    settle_lora,
-    fill_max_model_len,
-    settle_epochs,
-    choose_sampler,
-    choose_seeds,
-    bound_scores,
-)

@@ -5,7 +5,7 @@ dataclass (`data`, `trainer`) from upstream's defaults. Values that cannot work 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from types import NoneType, UnionType
@@ -76,18 +76,22 @@ def check_values(config: DictConfig) -> None:
     """Check types and ranges in a config without interpolations."""
     for name in NOT_NULL.split():
         check_value(name, OmegaConf.select(config, name, default=0), int)
-    for kind, names in RANGES.items():
-        for section, dot, key in (name.partition(".") for name in names.split()):
-            name = SHORT.get(section, section) + dot + key
-            if (value := OmegaConf.select(config, name)) is not None:
-                check_value(name, value, kind)
+    check_kinds(config, {kind | None: names for kind, names in RANGES.items()})
     for section in (name for name in config if name != "hydra" and OmegaConf.is_dict(config[name])):
         for name, value, kind in typed_values(config[section], upstream_defaults().get(section), f"{section}."):
             check_value(name, value, kind)
 
 
+def check_kinds(config: DictConfig, kinds: Mapping[Any, str]) -> None:
+    """Check the values of keys; `kinds`: a type, perhaps with a range -> the keys, with blanks between them."""
+    for kind, names in kinds.items():
+        for section, dot, key in (name.partition(".") for name in names.split()):
+            name = SHORT.get(section, section) + dot + key
+            check_value(name, OmegaConf.select(config, name), kind)
+
+
 def check_value(name: str, value: Any, kind: Any) -> None:
-    value = OmegaConf.to_container(value) if OmegaConf.is_list(value) else value
+    value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_list(value) else value
     try:
         _adapter(kind).validate_json(json.dumps(value))  # in JSON, strict types take a list for a tuple, and no more
     except ValidationError as error:

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from recipe.common.reporting.score_and_cost import main
-from verl.evaluation.scores.results import EvalResult, format_result_lines
+from verl.evaluation.scores.results import EvalResult, format_result
 
 
 def evaluation_log(folder: Path, accuracy: float, **metrics: float) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     metrics = {"Acc-Pass@1": accuracy, "Acc-Best@8": 0.9} | {f"Acc-Pass@1-{end}": v for end, v in metrics.items()}
     result = EvalResult(experiment="a", step=3, dataset="countdown", n_samples=8, n_questions=4, metrics=metrics)
-    (folder / "eval.log").write_text("\n".join(["free text", *format_result_lines([result])]))
+    (folder / "eval.log").write_text("\n".join(["free text", *format_result(result)]))
     return str(folder / "eval.log")
 
 

@@ -14,16 +14,15 @@ from verl.trainer.ppo.core_algos import (
 
 from recipe.arpo.credit import compute_arpo_hard_advantage
 from verl.trainer.ppo.credit.nodes import credit_metrics, tree_nodes
-from verl.utils.parts import Compares, compares, parts
+from verl.utils.parts import GROUP_COMPARISONS, Compares, compares, parts
 from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
 
 ESTIMATORS = ("arpo_hard", "tree_path", "tree_gain", "treerl")
-GROUP = (Compares.GROUP, Compares.GROUP_THEN_MORE)
 # credits that need nothing but rewards
 GROUP_RELATIVE = {
     name
     for name, credit in parts("credit").items()
-    if credit.compares in GROUP and not (credit.needs or credit.reward_fields)
+    if credit.compares in GROUP_COMPARISONS and not (credit.needs or credit.reward_fields)
 }
 
 
@@ -172,7 +171,7 @@ def test_these_compare_the_rows_of_a_prompt(name):
     rewards, mask = torch.zeros(4, 3), torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0.0]])
     rewards[:, 0] = torch.tensor([1.0, 0.0, 7.0, 3.0])
     upstream = group_relative(name, rewards, mask, np.array(["a", "a", "b", "c"], dtype=object))
-    assert compares(name) in GROUP and upstream[:2].abs().max() > 0
+    assert compares(name) in GROUP_COMPARISONS and upstream[:2].abs().max() > 0
 
 
 def test_every_estimator_of_upstream_has_been_thought_about():

@@ -14,7 +14,7 @@ from verl.trainer.checks.model.settings import config_folder
 from verl.workers.config.explore import needs_answers
 from verl.workers.config.schedule import ENGINE, schedule_of
 
-ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+MODEL = "actor_rollout_ref.model"
 # the largest rank of vLLM 0.24 and 0.30 (`MaxLoRARanks` in vllm/config/lora.py)
 HIGHEST_RANK = 512
 # modules whose factors vLLM ignores without a message, for instance in Qwen2

@@ -54,7 +54,7 @@ from verl.trainer.ppo.v1.tree_reports import (
 )
 from verl.trainer.ppo.v1.watched_run import WatchedRun
 from verl.utils import tensordict_utils as tu
-from verl.utils.parts import compares, computed_fields, credit_of, parts
+from verl.utils.parts import GROUP_COMPARISONS, compares, computed_fields, credit_of, parts
 from verl.utils.token_fields import FIELDS, TokenField
 from verl.workers.config.prefix_tree import (
     SKIP_ZERO_ADVANTAGES,
@@ -215,8 +215,7 @@ class ExploreMixin(WatchedRun):
 
     def _zero_single_rows(self, rows: BatchRows) -> None:
         """Write advantage 0 for a trajectory that is alone in its group; upstream would give it its score."""
-        compared = compares(self.config.algorithm.adv_estimator)
-        if compared is not None and compared.by_group:
+        if compares(self.config.algorithm.adv_estimator) in GROUP_COMPARISONS:
             single = [g for g in rows.groups if len({place_of(rows.keys[row]).session for row in g.rows}) == 1]
             zero_advantages(rows, [row for group in single for row in group.rows])
 
