@@ -118,11 +118,11 @@ class GameInstance(Instance):
         await asyncio.sleep(self.game.clock.random() * self.game.delay)
         self.inside = False
 
-    async def reset(self):
+    async def reset(self, recorded=None):
         await self._wait()
         return "begin"
 
-    async def step(self, action):
+    async def step(self, action, recorded=None):
         await self._wait()
         self.actions.append(action)
         fault = self.game.fault(self.actions, self.game.made)
@@ -149,8 +149,9 @@ class Game(StatefulEnvironment):
     def __init__(
         self, call_limit=3, delay=0.0, order=0, can_copy=False, max_instances=64, fault=lambda *_: None, timeout=5.0
     ):
-        super().__init__(InstancePool(InstanceKeys(max_instances=max_instances, timeout=timeout)), can_copy)
-        self.call_limit, self.delay, self.clock, self.fault = call_limit, delay, random.Random(order), fault
+        super().__init__(InstancePool(InstanceKeys(max_instances=max_instances, timeout=timeout)))
+        self.can_copy, self.call_limit, self.delay = can_copy, call_limit, delay
+        self.clock, self.fault = random.Random(order), fault
         self.made = self.alive = self.most_alive = 0
 
     def create(self):

@@ -91,10 +91,7 @@ class AgentInstance(Instance):
     async def prepare(self, make_room: Callable[[Exception], None]) -> None:
         await self.agents.start()
 
-    async def reset(self) -> AgentRequest:
-        return await self.reset_again(None)
-
-    async def reset_again(self, recorded: AgentRequest | None) -> AgentRequest:
+    async def reset(self, recorded: AgentRequest | None = None) -> AgentRequest:
         session = self.session = self.agents.gateway.open()
         self.program = self.agents.programs.start(self.row, session.base_url, session.api_key)
         step = await self._next(session, self.program, recorded)
@@ -103,16 +100,12 @@ class AgentInstance(Instance):
             raise RuntimeError(f"the agent ended without a request: {outcome.failed or outcome.result}")
         return step.observation
 
-    async def step(self, action: "Said", expected: AgentRequest | None = None) -> Step:
+    async def step(self, action: "Said", recorded: Step | None = None) -> Step:
         assert self.session is not None and self.program is not None, "reset comes first"
         self.session.reply(self.request, action.reply)
-        return await self._next(self.session, self.program, expected)
+        return await self._next(self.session, self.program, recorded and recorded.observation)
 
-    async def repeat(self, recorded: State) -> Step:
-        assert isinstance(recorded.action, Said)
-        return await self.step(recorded.action, recorded.step.observation)
-
-    async def _next(self, session: Session, program: Program, expected: AgentRequest | None = None) -> Step:
+    async def _next(self, session: Session, program: Program, expected: AgentRequest | None) -> Step:
         """Return the next request, that which is expected if it comes among others, or the program's outcome."""
         ended = asyncio.ensure_future(program.outcome())
         came = asyncio.ensure_future(session.next_request(expected))

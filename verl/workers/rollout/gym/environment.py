@@ -60,7 +60,7 @@ class Gym(StatefulEnvironment):
         return opened
 
     @property
-    def can_copy(self) -> bool:
+    def can_copy(self) -> bool:  # type: ignore[override]
         return self.source.can_copy
 
     def create(self) -> Instance:

@@ -132,10 +132,10 @@ class OpenEnvInstance(Instance):
         self.server.down_since = math.inf
         return None if is_open else full
 
-    async def reset(self) -> str:
+    async def reset(self, recorded: str | None = None) -> str:
         return self._step(await self._answer({"type": "reset", "data": self.task})).observation
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str, recorded: Step | None = None) -> Step:
         try:
             return self._step(await self._answer({"type": "step", "data": self._action(action)}))
         except ServerError as error:

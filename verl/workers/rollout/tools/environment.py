@@ -183,21 +183,17 @@ class _LiveSession(Instance):
     def is_lost(self) -> bool:
         return self.session.is_lost
 
-    async def reset(self) -> None:
+    async def reset(self, recorded: None = None) -> None:
         return None
 
-    async def step(self, action: tuple[str, str]) -> Step:
+    async def step(self, action: tuple[str, str], recorded: Step | None = None) -> Step:
+        if recorded is not None and recorded.observation.ended_session:
+            await self.session.end()  # the call, which took too long for example, left nothing, and is not made again
+            return recorded
         call = await self.tools.call(*action, self.session)
         if self.session.is_lost:
             raise InstanceLost(call.text)
         return Step(call)
-
-    async def repeat(self, recorded: State) -> Step:
-        """Make a call again. One that has ended its session, by a time limit for example, is not: it left nothing."""
-        if not recorded.step.observation.ended_session:
-            return await self.step(recorded.action)
-        await self.session.end()
-        return recorded.step
 
     async def close(self) -> None:
         await self.tools.close_session(self.group, self.session)
