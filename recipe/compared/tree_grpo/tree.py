@@ -16,8 +16,8 @@ from verl.utils.parts import register_tree
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.environment import NO_ENVIRONMENT
-from verl.workers.rollout.trajectory_tree import TOOL, Segment
-from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder, derived_seed
+from verl.workers.rollout.trajectory_tree import TOOL, Segment, path_to
+from verl.workers.rollout.tree_builder import BranchPolicy, TreeBuilder, derived_seed
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -61,7 +61,7 @@ class Policy(BranchPolicy):
         step_ends: list[int] = []
         starts: list[int | None] = [None]
         for _ in range(1 + self.keys.L):
-            paths = [Path.of(builder.tree.segments[i] for i in builder.tree.path(start)) for start in starts]
+            paths = [path_to(builder.tree, start) for start in starts]
             ends = await gather_or_cancel(*(builder.finish(path, draws.getrandbits(31)) for path in paths))
             leaves += [self._place(builder, *end, step_ends) for end in zip(starts, ends, strict=True)]
             starts = draws.choices(step_ends or [None], k=self.keys.N)

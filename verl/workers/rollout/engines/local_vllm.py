@@ -25,9 +25,8 @@ class VLLMEngine(RolloutEngine):
         leave_out_text()
         longest = min(arguments.get("max_model_len", MAX_SCORED_TOKENS), MAX_SCORED_TOKENS)
         arguments = {"long_prefill_token_threshold": longest} | arguments
-        return cls(
-            AsyncLLM.from_engine_args(AsyncEngineArgs(str(model), disable_log_stats=True, **arguments)), vocab_size
-        )
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(str(model), disable_log_stats=True, **arguments))
+        return cls(engine, vocab_size)
 
     def shutdown(self) -> None:
         engine, self.engine = self.engine, None  # otherwise vLLM shuts down again at interpreter exit, and fails
