@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
@@ -123,25 +123,25 @@ class InstancePool:
 
     def __init__(self, keys: InstanceKeys, keeps_idle: bool = False):
         self.keys, self.keeps_idle, self.replays, self.differing = keys, keeps_idle, 0, 0
-        self.used, self._closing = 0, 0  # numbers of places that are taken, and of those that are about to be free
+        self._places = asyncio.Semaphore(keys.max_instances)
+        # numbers of places that are taken, of calls that wait for a place, and of places that are about to be free
+        self.used, self._waiting, self._closing = 0, 0, 0
         # the idle instances by their states, the one that has been idle for the longest time first
         self.idle: OrderedDict[State, tuple[StatefulEnvironment, Instance]] = OrderedDict()
-        self._waiting: deque[asyncio.Future] = deque()
 
     async def take_place(self) -> None:
         """Wait for a place."""
-        if self.used < self.keys.max_instances:
-            self.used += 1
-            return
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+        self._waiting += 1
         self._close_idle()
         try:
-            await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled():  # the place came in the same moment
-                self.free_place()
-            raise
+            await self._places.acquire()
+            self.used += 1
+        finally:
+            self._waiting -= 1
+
+    def free_place(self) -> None:
+        self.used -= 1
+        self._places.release()
 
     def make_room(self, reason: Exception) -> None:
         """Close the instance that has been idle for the longest time; only a trial tells the reason."""
@@ -151,7 +151,7 @@ class InstancePool:
     def has_room(self) -> bool:
         """Return whether there is more than one place, and a new instance need not wait for a call to end."""
         is_free = self.used < self.keys.max_instances or len(self.idle) > 1
-        return self.keys.max_instances > 1 and is_free and not any(not place.done() for place in self._waiting)
+        return self.keys.max_instances > 1 and is_free and not self._waiting
 
     def keep(self, state: State, owner: "StatefulEnvironment", instance: Instance) -> None:
         """Keep an idle instance for the next branch that continues from its state."""
@@ -181,17 +181,9 @@ class InstancePool:
                 "steps must follow from the seed and the actions alone; choose tree=plain for it, or let it copy itself"
             )
 
-    def free_place(self) -> None:
-        """Give a place to the first that waits for one; without any, it is free."""
-        while self._waiting:
-            if not (place := self._waiting.popleft()).done():
-                place.set_result(None)
-                return
-        self.used -= 1
-
     def _close_idle(self) -> None:
-        """Close idle instances while more wait for places than there are about to be free."""
-        while self.idle and not self.keeps_idle and sum(not place.done() for place in self._waiting) > self._closing:
+        """Close idle instances while more wait for places than there are free, or about to be."""
+        while self.idle and not self.keeps_idle and self._waiting > self._closing + self.keys.max_instances - self.used:
             self._close_longest_idle()
 
     def _close_longest_idle(self) -> None:

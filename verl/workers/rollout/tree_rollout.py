@@ -29,7 +29,6 @@ from verl.workers.rollout.engines.interface import (
     GenerationRequest,
     RolloutEngine,
     end_of_sequence_ids,
-    generation_config_of,
 )
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.prompt_task import PromptTask
@@ -97,7 +96,7 @@ class TreeRollout:
         environment: Environment | None = None,
     ):
         self.config, self.agent_loop, self.engine, self.tokenizer = config, agent_loop, engine, tokenizer
-        self.stop_token_ids = end_of_sequence_ids(tokenizer, generation_config_of(tokenizer.name_or_path))
+        self.stop_token_ids = end_of_sequence_ids(tokenizer, tokenizer.name_or_path)
         parts = parts_of(config.actor_rollout_ref.rollout)
         self.policy = tree_part(parts.tree or "plain").policy.from_config(config, tokenizer)
         self.plain = tree_part("plain").policy.from_config(config, tokenizer)

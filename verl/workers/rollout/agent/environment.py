@@ -83,8 +83,8 @@ class Said(NamedTuple):
 class AgentInstance(Instance):
     """A run of the program, which waits for the reply to its last request."""
 
-    def __init__(self, agents: "Agents", row: Mapping[str, Any], counts: Counter[str]):
-        self.agents, self.row, self.counts = agents, row, counts
+    def __init__(self, agents: "Agents", row: Mapping[str, Any]):
+        self.agents, self.row = agents, row
         self.session: Session | None = None
         self.program: Program | None = None
 
@@ -111,9 +111,8 @@ class AgentInstance(Instance):
         came = asyncio.ensure_future(session.next_request(expected))
         try:
             while True:
-                await asyncio.wait(
-                    {ended, came}, timeout=LOOK_SECONDS if expected else None, return_when=asyncio.FIRST_COMPLETED
-                )
+                seconds = LOOK_SECONDS if expected else None
+                await asyncio.wait({ended, came}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 if came.done():
                     self.request = came.result()
                     return Step(self.request)
@@ -216,7 +215,7 @@ class Agent(StatefulEnvironment):
         return opened
 
     def create(self) -> Instance:
-        return AgentInstance(self.agents, self.row, self.counts)
+        return AgentInstance(self.agents, self.row)
 
     async def stop(self) -> None:
         await self.agents.stop()

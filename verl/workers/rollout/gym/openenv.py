@@ -83,9 +83,7 @@ class OpenEnvServer:
             self.observation_fields = own_fields(schemas["observation"])
             self.action_fields = own_fields(schemas["action"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"environment.url={self.url}: {reply.text!r:.100} is no OpenEnv server's schema"
-            ) from error
+            raise ValueError(f"environment.url={self.url}: {reply.text!r:.100} is no schema of OpenEnv") from error
 
     async def stop(self) -> None:
         """End nothing: the server is the user's."""
