@@ -146,6 +146,8 @@ class Game(StatefulEnvironment):
     """A turn ends with t and is an action; the answer follows from all actions so far. An instance's call takes up to
     `delay` seconds, drawn with `order`. `fault` is a function of the actions and the number of instances so far."""
 
+    token_end = Ends.TURN
+
     def __init__(
         self, call_limit=3, delay=0.0, order=0, can_copy=False, max_instances=64, fault=lambda *_: None, timeout=5.0
     ):
@@ -159,9 +161,6 @@ class Game(StatefulEnvironment):
 
     def counted_rewards(self, rewards):
         return list(rewards)
-
-    def ends(self, turn, end_tokens):
-        return TurnEnd(Ends.TURN if turn and turn[-1] in end_tokens else Ends.NO, len(turn))
 
     async def answer(self, state, turn, max_tokens):
         after = await self.advance(state, tuple(turn))

@@ -103,7 +103,8 @@ class AgentInstance(Instance):
     async def step(self, action: "Said", recorded: Step | None = None) -> Step:
         assert self.session is not None and self.program is not None, "reset comes first"
         self.session.reply(self.request, action.reply)
-        return await self._next(self.session, self.program, recorded and recorded.observation)
+        expected = None if recorded is None else recorded.observation
+        return await self._next(self.session, self.program, expected)
 
     async def _next(self, session: Session, program: Program, expected: AgentRequest | None) -> Step:
         """Return the next request, that which is expected if it comes among others, or the program's outcome."""

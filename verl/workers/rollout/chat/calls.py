@@ -157,7 +157,7 @@ def schema_for_parser(function: Mapping[str, Any]) -> OpenAIFunctionToolSchema:
     properties = {name: {"type": _type_of(value)} for name, value in (schema.get("properties") or {}).items()}
     parameters = {"type": "object", "properties": properties, "required": list(schema.get("required") or [])}
     described = {"name": about["name"], "description": about.get("description") or "", "parameters": parameters}
-    return OpenAIFunctionToolSchema(type="function", function=described)
+    return OpenAIFunctionToolSchema.model_validate({"type": "function", "function": described})
 
 
 def _type_of(schema: Any) -> str:
