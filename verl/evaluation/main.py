@@ -49,7 +49,7 @@ from verl.workers.rollout.chat.calls import CallReader
 from verl.workers.rollout.chat.environment import Chat
 from verl.workers.rollout.chat.template import ChatTemplate, builder_of_model
 from verl.workers.rollout.contexts import ContextRule
-from verl.workers.rollout.engines.interface import end_of_sequence_ids, generation_config_of
+from verl.workers.rollout.engines.interface import end_of_sequence_ids
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.gym.environment import Gym, GymKeys
 from verl.workers.rollout.run_environment import try_gym
@@ -334,7 +334,7 @@ def _responder(plan: Plan, url: str, tools: ToolBox | None, stack: AsyncExitStac
 
     path = config.tokenizer or (plan.checkpoint.model if plan.checkpoint else name)
     tokenizer = AutoTokenizer.from_pretrained(path)
-    stop_token_ids = end_of_sequence_ids(tokenizer, generation_config_of(path))
+    stop_token_ids = end_of_sequence_ids(tokenizer, path)
     engine = ServerEngine(clients, name, at_once, sampling["repetition_penalty"])
     environment = _environment(plan, tokenizer, path, tools)
     if tools is None:

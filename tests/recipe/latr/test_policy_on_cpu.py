@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
+from transformers import GenerationConfig
 
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from recipe.latr.keys import SECTION, KTConfig, mix_ratio, next_tightened_steps, tightened
@@ -30,7 +31,7 @@ def model_and_tokenizer():
 def generate(model_and_tokenizer, config, **options):
     model, tokenizer = model_and_tokenizer
     policy, engine, n = Policy(config, token_text(tokenizer)), TransformersEngine(model), options.pop("n", 8)
-    options |= {"max_tokens": 12, "stop_token_ids": end_of_sequence_ids(tokenizer)}
+    options |= {"max_tokens": 12, "stop_token_ids": [tokenizer.eos_token_id]}
     return [asyncio.run(grow(engine, tokenizer(text).input_ids, n, policy, **options)) for text in PROMPTS]
 
 
@@ -122,9 +123,10 @@ def test_bad_values_name_their_key(key, value, message):
 
 
 @pytest.mark.parametrize(("ids", "expected"), [(None, [7]), (7, [7]), ([7, 3], [3, 7]), (9, [7, 9])])
-def test_the_generation_configs_ends_count_too(ids, expected):
-    assert end_of_sequence_ids(SimpleNamespace(eos_token_id=7), SimpleNamespace(eos_token_id=ids)) == expected
-    assert end_of_sequence_ids(SimpleNamespace(eos_token_id=7)) == [7]
+def test_the_generation_configs_ends_count_too(tmp_path, ids, expected):
+    assert end_of_sequence_ids(SimpleNamespace(eos_token_id=7), str(tmp_path)) == [7]
+    GenerationConfig(eos_token_id=ids).save_pretrained(tmp_path)
+    assert end_of_sequence_ids(SimpleNamespace(eos_token_id=7), str(tmp_path)) == expected
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.6}, {"top_p": 0.9}, {"top_k": 20}])

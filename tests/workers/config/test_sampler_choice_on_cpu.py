@@ -89,7 +89,7 @@ def test_the_engine_sends_them_or_not(sent):
         asked.append(params)
         return SimpleNamespace(token_ids=[1, 2], log_probs=[-1.0, -1.0], stop_reason="completed", extra_fields={})
 
-    engine = LLMClientEngine(SimpleNamespace(), seeds=sent)
+    engine = LLMClientEngine(SimpleNamespace(), str, seeds=sent)
     engine.servers = SimpleNamespace(send=generate, release=lambda group: None)
     asyncio.run(engine.generate(GenerationRequest([5], max_tokens=2, stop_token_ids=[9], seed=7)))
     assert [params.get("seed") for params in asked] == ([7] if sent else [None])

@@ -118,11 +118,11 @@ class GameInstance(Instance):
         await asyncio.sleep(self.game.clock.random() * self.game.delay)
         self.inside = False
 
-    async def reset(self):
+    async def reset(self, recorded=None):
         await self._wait()
         return "begin"
 
-    async def step(self, action):
+    async def step(self, action, recorded=None):
         await self._wait()
         self.actions.append(action)
         fault = self.game.fault(self.actions, self.game.made)
@@ -146,11 +146,14 @@ class Game(StatefulEnvironment):
     """A turn ends with t and is an action; the answer follows from all actions so far. An instance's call takes up to
     `delay` seconds, drawn with `order`. `fault` is a function of the actions and the number of instances so far."""
 
+    token_end = Ends.TURN
+
     def __init__(
         self, call_limit=3, delay=0.0, order=0, can_copy=False, max_instances=64, fault=lambda *_: None, timeout=5.0
     ):
-        super().__init__(InstancePool(InstanceKeys(max_instances=max_instances, timeout=timeout)), can_copy)
-        self.call_limit, self.delay, self.clock, self.fault = call_limit, delay, random.Random(order), fault
+        super().__init__(InstancePool(InstanceKeys(max_instances=max_instances, timeout=timeout)))
+        self.can_copy, self.call_limit, self.delay = can_copy, call_limit, delay
+        self.clock, self.fault = random.Random(order), fault
         self.made = self.alive = self.most_alive = 0
 
     def create(self):
@@ -158,9 +161,6 @@ class Game(StatefulEnvironment):
 
     def counted_rewards(self, rewards):
         return list(rewards)
-
-    def ends(self, turn, end_tokens):
-        return TurnEnd(Ends.TURN if turn and turn[-1] in end_tokens else Ends.NO, len(turn))
 
     async def answer(self, state, turn, max_tokens):
         after = await self.advance(state, tuple(turn))

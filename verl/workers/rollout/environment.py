@@ -69,6 +69,8 @@ class Environment:
     max_turn_tokens: int | None = None
     # tokens that end a continuation, in addition to the model's end tokens
     stop_token_ids: Sequence[int] = ()
+    # what these tokens and the model's end tokens end
+    token_end: Ends = Ends.TRAJECTORY
 
     def open(self, row: Mapping[str, Any], seed: int) -> "Environment":
         """Return the environment of one prompt, a row of the data set; `seed` is equal for all its branches. Raise
@@ -104,8 +106,8 @@ class Environment:
     def ends(self, turn: Sequence[int], end_tokens: Container[int]) -> TurnEnd:
         """Return what ends first in a turn, the model's tokens since the last answer, and where; `end_tokens` are those
         with which the model ends a response."""
-        ended = bool(turn) and turn[-1] in end_tokens
-        return TurnEnd(Ends.TRAJECTORY if ended else Ends.NO, len(turn))
+        ended = bool(turn) and (turn[-1] in end_tokens or turn[-1] in self.stop_token_ids)
+        return TurnEnd(self.token_end if ended else Ends.NO, len(turn))
 
     async def is_final(self, turn: Sequence[int]) -> bool:
         """Return whether a turn that has ended asks for no answer, so that the trajectory is complete without one."""

@@ -19,9 +19,8 @@ class PromptSettings:
 
     def merged(self, other: "PromptSettings") -> "PromptSettings":
         """Return both settings as one; `occurrence` and `sampler` are `other`'s if it sets them."""
-        return PromptSettings(
-            other.occurrence or self.occurrence, other.sampler or self.sampler, (*self.tree, *other.tree)
-        )
+        tree = (*self.tree, *other.tree)
+        return PromptSettings(other.occurrence or self.occurrence, other.sampler or self.sampler, tree)
 
     def tree_record(self, kind: type[T]) -> T | None:
         """Return the last record of a type among `tree`; None if there is none."""

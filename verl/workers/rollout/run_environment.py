@@ -2,7 +2,6 @@
 second instance returns the same."""
 
 import os
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -40,9 +39,7 @@ def environment_keys(config) -> InstanceKeys:
     set_keys = [key for key in ("class_path", "url", "command") if (values or {}).get(key)]
     if chosen not in ("gym", "agent") and set_keys:
         key = set_keys[0]
-        raise ValueError(
-            f"environment.{key}={values[key]} needs environment=gym or agent; this run has environment={chosen}"
-        )
+        raise ValueError(f"environment.{key}={values[key]} needs environment=gym or agent, and not {chosen}")
     keys = {"gym": GymKeys, "agent": AgentKeys}.get(chosen, InstanceKeys)
     return read_keys(keys, values, "environment")
 
@@ -117,7 +114,7 @@ def try_agent(keys: AgentKeys, row: Mapping[str, Any], replies: Sequence[Reply] 
     key = f"environment.class_path={keys.class_path}" if keys.command is None else f"environment.command={keys.command}"
     agents, task = Agents(keys), row_of_agent(row, 0)
     actions = [Said(replies[min(i, len(replies) - 1)]) for i in range(max_steps if replies else 0)]
-    trial = _Trial(agents, lambda: AgentInstance(agents, task, Counter()), key, "its start", actions, keys.timeout)
+    trial = _Trial(agents, lambda: AgentInstance(agents, task), key, "its start", actions, keys.timeout)
     return result_in_thread(trial.run(again=True))
 
 

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
@@ -81,20 +81,13 @@ class Instance(ABC):
         this one finds no place."""
 
     @abstractmethod
-    async def reset(self) -> Any:
-        """Begin, in the same state in every instance of a prompt, and return the first observation; called once."""
-
-    async def reset_again(self, recorded: Any) -> Any:
-        """Begin as `reset`, given the first observation that another instance has returned."""
-        return await self.reset()
+    async def reset(self, recorded: Any = None) -> Any:
+        """Begin, in the same state in every instance of a prompt, and return the first observation; called once. In a
+        replay, `recorded` is what another instance returned."""
 
     @abstractmethod
-    async def step(self, action: Any) -> Step:
-        """Take an action. An exception loses the branch."""
-
-    async def repeat(self, recorded: "State") -> Step:
-        """Take a recorded action again, in a replay."""
-        return await self.step(recorded.action)
+    async def step(self, action: Any, recorded: Step | None = None) -> Step:
+        """Take an action. An exception loses the branch. In a replay, `recorded` is what another instance returned."""
 
     async def copy(self) -> "Instance":
         """Return an independent instance in the same state; only called if the environment `can_copy`."""
@@ -130,45 +123,40 @@ class InstancePool:
 
     def __init__(self, keys: InstanceKeys, keeps_idle: bool = False):
         self.keys, self.keeps_idle, self.replays, self.differing = keys, keeps_idle, 0, 0
-        self.used, self._closing = 0, 0  # numbers of places that are taken, and of those that are about to be free
-        self._idle: OrderedDict[Instance, tuple[StatefulEnvironment, State]] = OrderedDict()
-        self._waiting: deque[asyncio.Future] = deque()
+        self._places = asyncio.Semaphore(keys.max_instances)
+        # numbers of places that are taken, of calls that wait for a place, and of places that are about to be free
+        self.used, self._waiting, self._closing = 0, 0, 0
+        # the idle instances by their states, the one that has been idle for the longest time first
+        self.idle: OrderedDict[State, tuple[StatefulEnvironment, Instance]] = OrderedDict()
 
     async def take_place(self) -> None:
         """Wait for a place."""
-        if self.used < self.keys.max_instances:
-            self.used += 1
-            return
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+        self._waiting += 1
         self._close_idle()
         try:
-            await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled():  # the place came in the same moment
-                self.free_place()
-            raise
+            await self._places.acquire()
+            self.used += 1
+        finally:
+            self._waiting -= 1
+
+    def free_place(self) -> None:
+        self.used -= 1
+        self._places.release()
 
     def make_room(self, reason: Exception) -> None:
         """Close the instance that has been idle for the longest time; only a trial tells the reason."""
-        if self._idle:
+        if self.idle:
             self._close_longest_idle()
 
     def has_room(self) -> bool:
         """Return whether there is more than one place, and a new instance need not wait for a call to end."""
-        is_free = self.used < self.keys.max_instances or len(self._idle) > 1
-        return self.keys.max_instances > 1 and is_free and not any(not place.done() for place in self._waiting)
+        is_free = self.used < self.keys.max_instances or len(self.idle) > 1
+        return self.keys.max_instances > 1 and is_free and not self._waiting
 
-    def set_idle(self, instance: Instance, owner: "StatefulEnvironment", state: State) -> None:
-        self._idle[instance] = owner, state
+    def keep(self, state: State, owner: "StatefulEnvironment", instance: Instance) -> None:
+        """Keep an idle instance for the next branch that continues from its state."""
+        self.idle[state] = owner, instance
         self._close_idle()
-
-    def set_busy(self, instance: Instance) -> None:
-        del self._idle[instance]
-
-    def set_recent(self, instance: Instance) -> None:
-        """Let all other idle instances be closed before this one."""
-        self._idle.move_to_end(instance)
 
     def close(self, instance: Instance) -> asyncio.Task:
         """Close an instance in the background, and free its place."""
@@ -193,43 +181,33 @@ class InstancePool:
                 "steps must follow from the seed and the actions alone; choose tree=plain for it, or let it copy itself"
             )
 
-    def free_place(self) -> None:
-        """Give a place to the first that waits for one; without any, it is free."""
-        while self._waiting:
-            if not (place := self._waiting.popleft()).done():
-                place.set_result(None)
-                return
-        self.used -= 1
-
     def _close_idle(self) -> None:
-        """Close idle instances while more wait for places than there are about to be free."""
-        while self._idle and not self.keeps_idle and sum(not place.done() for place in self._waiting) > self._closing:
+        """Close idle instances while more wait for places than there are free, or about to be."""
+        while self.idle and not self.keeps_idle and self._waiting > self._closing + self.keys.max_instances - self.used:
             self._close_longest_idle()
 
     def _close_longest_idle(self) -> None:
-        _, (owner, state) = self._idle.popitem(last=False)
-        owner.forget(state)
+        _, (owner, instance) = self.idle.popitem(last=False)
+        owner.end(instance)
 
 
 class StatefulEnvironment(Environment):
     """Base class of environments with live instances; an object serves one prompt. A subclass writes `create`, and
-    `Environment.answer` by `advance`. With `can_copy` instances can copy themselves."""
+    `Environment.answer` by `advance`."""
 
-    def __init__(self, pool: InstancePool, can_copy: bool = False):
-        self.pool, self._can_copy = pool, can_copy
+    # whether instances can copy themselves
+    can_copy: bool = False
+
+    def __init__(self, pool: InstancePool):
+        self.pool = pool
         self.seconds: float | None = pool.keys.timeout  # time limit of an instance's call; None for no limit
         self.counts = Counter(dict.fromkeys(COUNTED, 0))
         self._first: State | None = None
         self._closed = False
-        self._idle: dict[State, Instance] = {}
         self._continued: set[State] = set()  # states from which some branch has continued
         self._locks: defaultdict[State, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: dict[Hashable, asyncio.Task] = {}
         self._closing: set[asyncio.Task] = set()
-
-    @property
-    def can_copy(self) -> bool:
-        return self._can_copy
 
     def create(self) -> Instance:
         """Return a new instance, which is reset next."""
@@ -253,9 +231,8 @@ class StatefulEnvironment(Environment):
         self._closed = True
         for task in self._tasks.values():
             task.cancel()
-        for state in list(self._idle):
-            if (instance := self._take_idle(state)) is not None:
-                self._end(instance)
+        for state in [state for state, (owner, _) in self.pool.idle.items() if owner is self]:
+            self._end_idle(state)
 
         async def ended() -> None:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -264,12 +241,8 @@ class StatefulEnvironment(Environment):
         await asyncio.shield(asyncio.ensure_future(ended()))
 
     def release(self, state: State | None) -> None:
-        if self.pool.keeps_idle and state is not None and (instance := self._take_idle(state)) is not None:
-            self._end(instance)
-
-    def forget(self, state: State) -> None:
-        """Close the idle instance of a state, whose place the pool needs."""
-        self._end(self._idle.pop(state))
+        if self.pool.keeps_idle and state is not None:
+            self._end_idle(state)
 
     def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
         return {f"environment/{name}": float(value) for name, value in self.counts.items()}
@@ -311,12 +284,12 @@ class StatefulEnvironment(Environment):
             if step.reward is not None:
                 finite_number(step.reward, "the reward of a step")
         except ValueError as error:
-            self._end(instance)
+            self.end(instance)
             self.counts["failures"] += 1
             raise BranchLost(f"a step of the environment failed: {cause_of(error)}") from error
         state = State(before, action, step)
         if step.done:
-            self._end(instance)
+            self.end(instance)
         else:
             self._keep(state, instance)
         return state
@@ -333,11 +306,11 @@ class StatefulEnvironment(Environment):
             await self.pool.take_place()
             return await self._replayed(state)
         async with self._locks[state]:  # branches of one state copy the same instance, one after another
-            if state not in self._idle and self.pool.has_room():
+            if state not in self.pool.idle and self.pool.has_room():
                 await self.pool.take_place()
                 self._keep(state, await self._replayed(state))
-            if state in self._idle:
-                self.pool.set_recent(self._idle[state])
+            if state in self.pool.idle:
+                self.pool.idle.move_to_end(state)  # all others are closed before it
             await self.pool.take_place()
             if (kept := self._take_idle(state)) is not None:
                 with contextlib.suppress(BranchLost):
@@ -363,7 +336,7 @@ class StatefulEnvironment(Environment):
         except BaseException:
             given_up = True
             if made:
-                self._end(made[0])
+                self.end(made[0])
             else:
                 self.pool.free_place()
             raise
@@ -373,26 +346,26 @@ class StatefulEnvironment(Environment):
     async def _replayed(self, state: State) -> Instance:
         """Return a fresh instance that has taken a state's actions again, for which a place has been taken."""
         actions = state.path()
-        instance, observation = await self._fresh(self._first)
+        instance, observation = await self._fresh(self._first.step.observation)
         differs = not self.is_same(Step(observation), self._first.step)
         for recorded in actions:
             if differs:
                 break
-            step = await self._call("step", partial(instance.repeat, recorded), instance)
+            step = await self._call("step", partial(instance.step, recorded.action, recorded.step), instance)
             self.counts["replayed_actions"] += 1
             differs = not self.is_same(step, recorded.step)
         if actions or differs:
             self.counts["replays"] += 1
             self.counts["replay_differs"] += differs
         if differs:
-            self._end(instance)
+            self.end(instance)
         self.pool.count_replay(differs)
         if differs:
             raise BranchLost(f"a replay of {len(actions)} actions returned something else than was recorded")
         return instance
 
-    async def _fresh(self, first: State | None = None) -> tuple[Instance, Any]:
-        """Return a new instance, for which a place has been taken, and its first observation."""
+    async def _fresh(self, recorded: Any = None) -> tuple[Instance, Any]:
+        """Return a new instance, for which a place has been taken, and its first observation; see `Instance.reset`."""
         try:
             instance = self.create()
             await instance.prepare(self.pool.make_room)
@@ -404,28 +377,30 @@ class StatefulEnvironment(Environment):
             self.counts["failures"] += 1
             raise BranchLost(f"the environment could not be made: {cause_of(error)}") from error
         self.counts["instances"] += 1
-        reset = instance.reset if first is None else partial(instance.reset_again, first.step.observation)
-        return instance, await self._call("reset", reset, instance)
+        return instance, await self._call("reset", partial(instance.reset, recorded), instance)
 
     # ---- instances ----
 
     def _take_idle(self, state: State) -> Instance | None:
-        if (instance := self._idle.pop(state, None)) is not None:
-            self.pool.set_busy(instance)
-            if instance.is_lost:
-                self._end(instance)
-                return None
+        """Return the idle instance of a state, which is no longer idle; None if there is none, or it has ended."""
+        _, instance = self.pool.idle.pop(state, (self, None))
+        if instance is not None and instance.is_lost:
+            self.end(instance)
+            return None
         return instance
 
-    def _keep(self, state: State, instance: Instance) -> None:
-        """Keep an instance for the next branch that continues from its state."""
-        if self._closed or state in self._idle:
-            self._end(instance)
-        else:
-            self._idle[state] = instance
-            self.pool.set_idle(instance, self, state)
+    def _end_idle(self, state: State) -> None:
+        if (instance := self._take_idle(state)) is not None:
+            self.end(instance)
 
-    def _end(self, instance: Instance) -> None:
+    def _keep(self, state: State, instance: Instance) -> None:
+        if self._closed or state in self.pool.idle:
+            self.end(instance)
+        else:
+            self.pool.keep(state, self, instance)
+
+    def end(self, instance: Instance) -> None:
+        """Close an instance in the background; `close` waits for it."""
         task = self.pool.close(instance)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -436,11 +411,11 @@ class StatefulEnvironment(Environment):
             async with instance.one_call:
                 return await result_in_time(call(), self.seconds)
         except Exception as error:
-            self._end(instance)
+            self.end(instance)
             self.counts["failures"] += 1
             raise BranchLost(f"a {what} of the environment failed: {cause_of(error)}") from error
         except asyncio.CancelledError:
-            self._end(instance)
+            self.end(instance)
             raise
 
 

@@ -28,7 +28,7 @@ from verl.workers.rollout.contexts import ContextRule
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.environment import NO_ENVIRONMENT, BranchLost, Ends, Environment, TurnEnd
 from verl.workers.rollout.prompt_task import PromptTask
-from verl.workers.rollout.trajectory_tree import TOOL, Path, Segment, SegmentInfo, TrajectoryTree
+from verl.workers.rollout.trajectory_tree import TOOL, Path, Segment, SegmentInfo, TrajectoryTree, path_to
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class TreeBuilder:
         if self.environment.counted_rewards([]) is not None:
             return sum(_rewards_on_path(self, self.tree, leaf).values())
         assert self.score is not None, "the checks refuse a tree that reads rewards without these"
-        return await self.score(Path.of(self.tree.segments[i] for i in self.tree.path(leaf)).tokens, {})
+        return await self.score(path_to(self.tree, leaf).tokens, {})
 
     @property
     def final_tokens(self) -> list[int]:

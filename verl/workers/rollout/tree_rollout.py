@@ -29,7 +29,6 @@ from verl.workers.rollout.engines.interface import (
     GenerationRequest,
     RolloutEngine,
     end_of_sequence_ids,
-    generation_config_of,
 )
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.prompt_task import PromptTask
@@ -97,7 +96,7 @@ class TreeRollout:
         environment: Environment | None = None,
     ):
         self.config, self.agent_loop, self.engine, self.tokenizer = config, agent_loop, engine, tokenizer
-        self.stop_token_ids = end_of_sequence_ids(tokenizer, generation_config_of(tokenizer.name_or_path))
+        self.stop_token_ids = end_of_sequence_ids(tokenizer, tokenizer.name_or_path)
         parts = parts_of(config.actor_rollout_ref.rollout)
         self.policy = tree_part(parts.tree or "plain").policy.from_config(config, tokenizer)
         self.plain = tree_part("plain").policy.from_config(config, tokenizer)
@@ -231,10 +230,8 @@ class TreeRollout:
         return min(rollout.response_length, left)
 
     def _answer_likelihood(self, engine: RolloutEngine, row: Mapping[str, Any]) -> AnswerLikelihood:
-        score, context = (
-            partial(engine.score, request_id=row["uid"]),
-            most_tokens(self.config.actor_rollout_ref.rollout),
-        )
+        score = partial(engine.score, request_id=row["uid"])
+        context = most_tokens(self.config.actor_rollout_ref.rollout)
         return AnswerLikelihood(score, self.tokenizer, closing_text(self.config), reference_answers(row), context)
 
     def _score(self, prompt: Mapping[str, Any], prompt_ids: list[int]) -> Score | None:
@@ -283,7 +280,8 @@ def rows_of(
     rows = []
     for position, (leaf, tokens, mask, log_probs) in enumerate(columns):
         answers = [tree.segments[i].info.calls for i in tree.path(leaf) if tree.segments[i].author == TOOL]
-        rewards = tree.turn_rewards[position] if tree.turn_rewards and not tree.is_dropped(leaf) else None
+        is_dropped = tree.is_dropped(leaf)
+        rewards = tree.turn_rewards[position] if tree.turn_rewards and not is_dropped else {}
         fields = {name: values[position] for name, values in token_fields.items()}
         rows.append(
             TrajectoryOutput(
@@ -296,15 +294,12 @@ def rows_of(
                     generate_sequences=seconds,
                     tool_calls=sum(call.get("seconds", 0.0) for calls in answers for call in calls),
                 ),
-                extra_fields={"turn_scores": list((rewards or {}).values()), "tool_rewards": []} | weight_versions,
+                reward_score=float(sum(rewards.values())) if tree.turn_rewards or is_dropped else None,
+                extra_fields={"turn_scores": list(rewards.values()), "tool_rewards": []} | weight_versions,
                 token_fields=fields,
-                turn_rewards=rewards or {},
+                turn_rewards=rewards,
             )
         )
-        if rewards is not None:
-            rows[-1].reward_score = float(sum(rewards.values()))
-        if tree.is_dropped(leaf):
-            rows[-1].reward_score = 0.0
     return rows
 
 

@@ -7,7 +7,6 @@ from collections import Counter
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
-from verl.tools.schemas import OpenAIFunctionToolSchema
 
 from tests.configs import composed
 from tests.tables import table
@@ -74,7 +73,7 @@ def test_a_turn_without_a_call_is_the_final_answer(name, turn):
 @pytest.mark.parametrize(("name", "text", "arguments"), table(__file__, "other formats"))
 def test_other_parsers_of_verls_are_read_and_their_broken_calls_seen(name, text, arguments):
     reader = CallReader(name, tokenizer_of("qwen3"))
-    schemas = [OpenAIFunctionToolSchema(**schema_for_parser(Add().function()))]
+    schemas = [schema_for_parser(Add().function())]
     (call,) = asyncio.run(reader.read(encode("qwen3", text), schemas))
     if arguments is None:
         assert call.fault == "the call cannot be read"
@@ -193,7 +192,7 @@ def test_a_row_selects_tools():
         text = tokenizer_of("qwen2_5").decode(asyncio.run(selected.answer(None, turn, 999)).tokens)
         assert "there is no tool search; the tools are add." in text
     assert chat.open({"extra_info": {"tool_selection": []}, "tools": None}, 1).schemas == chat.schemas
-    assert chat.open({"extra_info": None, "tools": np.array(["add"])}, 1).tools.keys() == {"add"}
+    assert chat.open({"extra_info": None, "tools": np.array(["add"])}, 1).selected.keys() == {"add"}
 
 
 @pytest.mark.parametrize(

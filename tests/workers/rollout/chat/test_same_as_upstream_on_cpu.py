@@ -63,7 +63,7 @@ async def by_tree(name: str, turns: list[list[int]], config):
     options = {"max_tokens": 2000, "stop_token_ids": [tokenizer_of(name).eos_token_id, tokenizer_of(name).pad_token_id]}
     plain = tree_part("plain").policy.from_config(config)
     tree = await grow(Script(turns), prompt, 1, plain, environment=chat, **options)
-    await chat.box.close()
+    await chat.tools.close()
     return tree.prompt_ids, tree.trajectories()[0], tree.response_masks()[0], tree.log_probs()[0]
 
 

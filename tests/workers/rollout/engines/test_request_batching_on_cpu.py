@@ -13,6 +13,7 @@ class Server(BatchingServer):
     """Answers with the prompt after as many seconds as it says; counts requests and calls."""
 
     def __init__(self):
+        super().__init__()
         self.calls, self.asked, self.running, self.dead = [], 0, 0, asyncio.Event()
 
     async def generate(self, prompt: str, seconds: float = 0.0):

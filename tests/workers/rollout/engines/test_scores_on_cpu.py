@@ -156,7 +156,7 @@ def test_a_server_is_asked_again_after_an_abort_and_without_its_cache_where_that
         asked.append((group, tokens, params["skip_reading_prefix_cache"]))
         return answers[len(asked) - 1]
 
-    engine = LLMClientEngine(client=None)
+    engine = LLMClientEngine(client=None, text_of=str)
     monkeypatch.setattr(engine.servers, "send", generate)
     assert asyncio.run(engine.score([1, 2, 3], [4, 5], request_id="group")) == [-1.5, -2.5]
     assert asked == [("group", [1, 2, 3, 4, 5], False)] * 2 + [("group", [1, 2, 3, 4, 5], True)]

@@ -330,7 +330,7 @@ def test_a_server_of_upstreams_own_is_asked_request_by_request(model):
     async def group():
         return await asyncio.gather(*(generate(engine, [i], request_id="group") for i in range(3)))
 
-    engine = LLMClientEngine(Client())
+    engine = LLMClientEngine(Client(), TOKENIZER.decode)
     made = asyncio.run(group())
     assert [part.token_ids for part in made] == [asyncio.run(generate(inside, [i])).token_ids for i in range(3)]
     assert server.asked == 3 and not engine.servers.batchers

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from omegaconf import OmegaConf
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
@@ -82,10 +81,9 @@ def test_failures_are_told_and_every_instance_is_released():
     assert made.tools["search"].tool.released == 4
 
 
-def test_upstreams_own_base_tool_and_a_config_from_hydra():
+def test_upstreams_own_base_tool():
     number = schema("count", (), n="integer")
-    params = OmegaConf.create({"config": {"type": "native"}, "tool_schema": number})
-    made = box("verl.tools.base_tool.BaseTool", params)
+    made = box("verl.tools.base_tool.BaseTool", {"config": {"type": "native"}, "tool_schema": number})
     reply = call(made, '{"n": 3}', "count")
     assert reply.ok and reply.text == "Updated the tool state."
     assert made.tools["count"].tool.config == {"type": "native"}

@@ -26,18 +26,11 @@ class AgentRequest:
     """A request that the model should answer: messages as the template reads them (`plain_message`), tools in OpenAI's
     format, texts that end the answer and are not part of it, and the largest number of the answer's tokens."""
 
-    messages: tuple[dict[str, Any], ...]
-    tools: tuple[dict[str, Any], ...] = ()
-    stop: tuple[str, ...] = ()
-    max_tokens: int | None = None
-    # the parts that are compared: a text for each message, and one for the other fields
-    texts: tuple[str, ...] = field(default=(), compare=False)
-
-    def __eq__(self, other: Any) -> bool:
-        return isinstance(other, AgentRequest) and self.texts == other.texts
-
-    def __hash__(self) -> int:
-        return hash(self.texts)
+    messages: tuple[dict[str, Any], ...] = field(compare=False)
+    tools: tuple[dict[str, Any], ...] = field(default=(), compare=False)
+    stop: tuple[str, ...] = field(default=(), compare=False)
+    max_tokens: int | None = field(default=None, compare=False)
+    texts: tuple[str, ...] = ()  # all that is compared: a text for each message, and one for the other fields
 
     def follows(self, earlier: "AgentRequest") -> bool:
         """Return whether an earlier request's messages are the first of this one, with the same tools."""

@@ -83,18 +83,15 @@ class Said(NamedTuple):
 class AgentInstance(Instance):
     """A run of the program, which waits for the reply to its last request."""
 
-    def __init__(self, agents: "Agents", row: Mapping[str, Any], counts: Counter[str]):
-        self.agents, self.row, self.counts = agents, row, counts
+    def __init__(self, agents: "Agents", row: Mapping[str, Any]):
+        self.agents, self.row = agents, row
         self.session: Session | None = None
         self.program: Program | None = None
 
     async def prepare(self, make_room: Callable[[Exception], None]) -> None:
         await self.agents.start()
 
-    async def reset(self) -> AgentRequest:
-        return await self.reset_again(None)
-
-    async def reset_again(self, recorded: AgentRequest | None) -> AgentRequest:
+    async def reset(self, recorded: AgentRequest | None = None) -> AgentRequest:
         session = self.session = self.agents.gateway.open()
         self.program = self.agents.programs.start(self.row, session.base_url, session.api_key)
         step = await self._next(session, self.program, recorded)
@@ -103,24 +100,20 @@ class AgentInstance(Instance):
             raise RuntimeError(f"the agent ended without a request: {outcome.failed or outcome.result}")
         return step.observation
 
-    async def step(self, action: "Said", expected: AgentRequest | None = None) -> Step:
+    async def step(self, action: "Said", recorded: Step | None = None) -> Step:
         assert self.session is not None and self.program is not None, "reset comes first"
         self.session.reply(self.request, action.reply)
+        expected = None if recorded is None else recorded.observation
         return await self._next(self.session, self.program, expected)
 
-    async def repeat(self, recorded: State) -> Step:
-        assert isinstance(recorded.action, Said)
-        return await self.step(recorded.action, recorded.step.observation)
-
-    async def _next(self, session: Session, program: Program, expected: AgentRequest | None = None) -> Step:
+    async def _next(self, session: Session, program: Program, expected: AgentRequest | None) -> Step:
         """Return the next request, that which is expected if it comes among others, or the program's outcome."""
         ended = asyncio.ensure_future(program.outcome())
         came = asyncio.ensure_future(session.next_request(expected))
         try:
             while True:
-                await asyncio.wait(
-                    {ended, came}, timeout=LOOK_SECONDS if expected else None, return_when=asyncio.FIRST_COMPLETED
-                )
+                seconds = LOOK_SECONDS if expected else None
+                await asyncio.wait({ended, came}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 if came.done():
                     self.request = came.result()
                     return Step(self.request)
@@ -201,6 +194,7 @@ class Agent(StatefulEnvironment):
     """The environment of a worker, and by `open` of a prompt."""
 
     changes_contexts = True
+    token_end = Ends.TURN
 
     def __init__(self, keys: AgentKeys, template: ChatTemplate, reader: CallReader):
         super().__init__(InstancePool(keys, keeps_idle=not keys.replay))
@@ -222,7 +216,7 @@ class Agent(StatefulEnvironment):
         return opened
 
     def create(self) -> Instance:
-        return AgentInstance(self.agents, self.row, self.counts)
+        return AgentInstance(self.agents, self.row)
 
     async def stop(self) -> None:
         await self.agents.stop()
@@ -262,17 +256,9 @@ class Agent(StatefulEnvironment):
     def ends(self, turn: Sequence[int], end_tokens: Container[int]) -> TurnEnd:
         if (most := self.present.max_tokens) is not None and len(turn) >= most:
             return TurnEnd(Ends.TURN, most)
-        if not turn:
-            return TurnEnd(Ends.NO, 0)
-        ended = turn[-1] in end_tokens or turn[-1] in self.stop_token_ids
-        if not ended and self.present.stop:
-            ended = self._stop_in(self.tokenizer.decode(list(turn))) is not None
-        return TurnEnd(Ends.TURN if ended else Ends.NO, len(turn))
-
-    def _stop_in(self, text: str, request: AgentRequest | None = None) -> int | None:
-        """Return where the first of a request's stop texts begins."""
-        places = [at for stop in (request or self.present).stop if (at := text.find(stop)) >= 0]
-        return min(places, default=None)
+        if self.present.stop and first_of(self.present.stop, self.tokenizer.decode(list(turn))) is not None:
+            return TurnEnd(Ends.TURN, len(turn))
+        return super().ends(turn, end_tokens)
 
     async def answer(self, state: Conversation | None, turn: Sequence[int], max_tokens: int) -> Answer:
         before = state or self.first
@@ -302,7 +288,7 @@ class Agent(StatefulEnvironment):
         content = text = self.template.control_tokens.removed(text)
         if self.keys.reasoning == "hidden":
             content = "" if THINK in text and END_OF_THINKING not in text else without_thoughts(text).lstrip("\n")
-        stop = self._stop_in(content, before.request)
+        stop = first_of(before.request.stop, content)
         content = content[:stop]
         ended = stop is not None or turn[-1] in self.template.ends or turn[-1] in self.stop_token_ids
         reason = "tool_calls" if calls else "stop" if ended else "length"
@@ -333,6 +319,11 @@ class Agent(StatefulEnvironment):
         return read, shown, kind
 
 
+def first_of(stops: Sequence[str], text: str) -> int | None:
+    """Return where the first of the stop texts begins in a text; None if it holds none of them."""
+    return min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
+
+
 def row_of_agent(row: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Return what a program gets of a row of the data set, in JSON's types; not the reference answer."""
     messages = [dict(message) for message in row.get("raw_prompt", row.get("prompt", ()))]
@@ -354,5 +345,5 @@ def _parser_schemas(tools: Sequence[Mapping[str, Any]]) -> list[OpenAIFunctionTo
     schemas = []
     for tool in tools:
         with suppress(ValueError, KeyError, TypeError):  # a program's tools may have any form
-            schemas.append(OpenAIFunctionToolSchema(**schema_for_parser(tool)))
+            schemas.append(schema_for_parser(tool))
     return schemas

@@ -150,14 +150,14 @@ def _check_names(name: str, schema: Mapping[str, Any], arguments: Mapping[str, A
             raise CallFault(f"the argument {key} of {name} is no {named}")
 
 
-def schema_for_parser(function: Mapping[str, Any]) -> dict[str, Any]:
+def schema_for_parser(function: Mapping[str, Any]) -> OpenAIFunctionToolSchema:
     """Return a function for verl's parsers, which read its arguments' types; `object` stands for other types."""
     about = function["function"]
     schema = about.get("parameters") or {}
     properties = {name: {"type": _type_of(value)} for name, value in (schema.get("properties") or {}).items()}
     parameters = {"type": "object", "properties": properties, "required": list(schema.get("required") or [])}
     described = {"name": about["name"], "description": about.get("description") or "", "parameters": parameters}
-    return {"type": "function", "function": described}
+    return OpenAIFunctionToolSchema.model_validate({"type": "function", "function": described})
 
 
 def _type_of(schema: Any) -> str:

@@ -5,23 +5,15 @@
 A turn without a call is the final answer. A call that cannot run is answered with its fault.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from verl.tools.schemas import OpenAIFunctionToolSchema
-
 from verl.workers.rollout.chat.calls import Call, CallFault, CallReader, arguments_of, schema_for_parser
 from verl.workers.rollout.chat.template import UNKNOWN, ChatTemplate
-from verl.workers.rollout.environment import Answer, BranchLost, Ends, Environment, TurnEnd
-from verl.workers.rollout.stateful import InstanceKeys, InstancePool
-from verl.workers.rollout.tools.environment import (
-    MALFORMED,
-    ToolSessions,
-    ToolStates,
-    call_metrics,
-    description_of,
-)
+from verl.workers.rollout.environment import Answer, BranchLost, Ends
+from verl.workers.rollout.stateful import InstancePool
+from verl.workers.rollout.tools.environment import MALFORMED, ToolEnvironment, ToolStates, description_of
 from verl.workers.rollout.tools.plain_text import PROTOCOL_TAGS, neutral, one_line
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolCall
 
@@ -60,28 +52,29 @@ def result_text(template: ChatTemplate, text: str) -> str:
     return neutral(template.control_tokens.harmless(text), PROTOCOL_TAGS)
 
 
-class Chat(Environment):
+class Chat(ToolEnvironment):
     """The environment of `environment=chat`, of all tools or of those that a row selects (`names`). `multi_turn` is
     verl's section of that name."""
 
+    token_end = Ends.TURN
+
     def __init__(
         self,
-        box: ToolBox,
+        tools: ToolBox,
         reader: CallReader,
         template: ChatTemplate,
         multi_turn,
         pool: InstancePool | None = None,
         names: Iterable[str] | None = None,
     ):
-        self.box, self.reader, self.template, self.multi_turn = box, reader, template, multi_turn
-        self.pool = pool or InstancePool(InstanceKeys())
-        self.sessions = ToolSessions(box, self.pool)
-        self.tools = {name: box.tools[name] for name in (box.tools if names is None else names)}
-        functions = [tool.function() for tool in self.tools.values()]
+        super().__init__(tools, pool)
+        self.reader, self.template, self.multi_turn = reader, template, multi_turn
+        self.selected = {name: tools.tools[name] for name in (tools.tools if names is None else names)}
+        functions = [tool.function() for tool in self.selected.values()]
         self.schemas: list[dict[str, Any]] = [self._harmless(function) for function in functions]
-        self._parser_schemas = [OpenAIFunctionToolSchema(**schema_for_parser(function)) for function in functions]
+        self._parser_schemas = [schema_for_parser(function) for function in functions]
         self.stop_token_ids = reader.stop_token_ids
-        self.call_limit = call_limit(box.config.call_limit, multi_turn)
+        self.call_limit = call_limit(tools.config.call_limit, multi_turn)
         if names is None:
             template.check_tools(self.schemas)
 
@@ -95,18 +88,8 @@ class Chat(Environment):
 
     def open(self, row: Mapping[str, Any], seed: int) -> "Chat":
         """Return the environment with the tools that a row selects (`ToolBox.selected_by`)."""
-        names = self.box.selected_by(row)
-        return Chat(self.box, self.reader, self.template, self.multi_turn, self.pool, names)
-
-    async def close(self) -> None:
-        await self.sessions.close()
-
-    async def stop(self) -> None:
-        await self.box.close()
-
-    def ends(self, turn: Sequence[int], end_tokens: Container[int]) -> TurnEnd:
-        ended = bool(turn) and (turn[-1] in end_tokens or turn[-1] in self.stop_token_ids)
-        return TurnEnd(Ends.TURN if ended else Ends.NO, len(turn))
+        names = self.tools.selected_by(row)
+        return Chat(self.tools, self.reader, self.template, self.multi_turn, self.pool, names)
 
     async def is_final(self, turn: Sequence[int]) -> bool:
         return not await self.reader.read(turn, self._parser_schemas)
@@ -125,7 +108,7 @@ class Chat(Environment):
 
     def _shown(self, call: Call) -> Call:
         """Return a call whose name and id, which the model may have made up, have no control tokens."""
-        name = call.name if call.name in self.tools else self._harmless(one_line(call.name, MAX_NAME_CHARS))
+        name = call.name if call.name in self.selected else self._harmless(one_line(call.name, MAX_NAME_CHARS))
         return replace(call, name=name, id=self._harmless(call.id))
 
     async def _run(self, calls: Sequence[Call], state: ToolStates | None) -> tuple[list[ToolCall], ToolStates | None]:
@@ -134,7 +117,7 @@ class Chat(Environment):
         contents: dict[int, tuple[str, str]] = {}
         for i, call in enumerate(calls):
             try:
-                tool, arguments = arguments_of(call, self.tools)
+                tool, arguments = arguments_of(call, self.selected)
                 contents[i] = tool.trigger_tag, tool.content_of(arguments)
             except CallFault as fault:
                 outcomes[i] = self._refused(call, str(fault))
@@ -146,8 +129,5 @@ class Chat(Environment):
 
     def _refused(self, call: Call, fault: str) -> ToolCall:
         """Return the outcome of a call with a fault, which the model reads."""
-        name = self.tools[call.name].name if call.name in self.tools else UNKNOWN
+        name = self.selected[call.name].name if call.name in self.selected else UNKNOWN
         return ToolCall(name, f"Error: {self._harmless(fault)}.", ok=False, seconds=0.0, error=MALFORMED)
-
-    def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
-        return call_metrics(calls) | self.sessions.metrics()

@@ -4,9 +4,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-
-TokenLogprob = tuple[int, float]  # token, log-probability
 
 
 @dataclass
@@ -16,8 +15,8 @@ class Generation:
     Args:
         token_ids: new tokens, including a stop token.
         log_probs: log-probability of each token under its sampling distribution; greedy: under the raw one (T = 1).
-        top_logprobs: the `n_top_logprobs` most likely tokens at each position with their raw log-probabilities (T = 1),
-            the most likely first; greedy: the first is the chosen token. None if not requested.
+        top_logprobs: the `n_top_logprobs` most likely (token, raw log-probability, T = 1) at each position, the most
+            likely first; greedy: the first is the chosen token. None if not requested.
         versions: pairs (number of tokens, version of the weights that made them), in order; empty if unknown.
         entropies: entropy in nats of the raw distribution at each position, estimated from the `n_entropy` most likely
             tokens (`entropies_of`, over the tokenizer's vocabulary). None if not requested.
@@ -25,7 +24,7 @@ class Generation:
 
     token_ids: list[int]
     log_probs: list[float]
-    top_logprobs: list[list[TokenLogprob]] | None = None
+    top_logprobs: list[list[tuple[int, float]]] | None = None
     stopped: bool = False
     versions: list[tuple[int, int]] = field(default_factory=list)
     entropies: list[float] | None = None
@@ -87,21 +86,16 @@ def last_scores(prompt_log_probs: Sequence[float], n_cached: int | None, n_promp
     return list(prompt_log_probs[-n:])
 
 
-def end_of_sequence_ids(tokenizer, generation_config=None) -> list[int]:
-    """Return the token ids that end a response: those of the tokenizer and of the generation config, as for vLLM."""
-    more = getattr(generation_config, "eos_token_id", None)
-    more = more if isinstance(more, list) else [more]
-    return sorted({token for token in (tokenizer.eos_token_id, *more) if token is not None})
-
-
-def generation_config_of(model_path: str):
-    """Return the model's `GenerationConfig`; None if it has none."""
+def end_of_sequence_ids(tokenizer, model_path: str) -> list[int]:
+    """Return the token ids that end a response, as for vLLM: those of the tokenizer, and of the model's generation
+    config if it has one."""
     from transformers import GenerationConfig
 
-    try:
-        return GenerationConfig.from_pretrained(model_path)
-    except OSError:
-        return None
+    more = None
+    with suppress(OSError):
+        more = GenerationConfig.from_pretrained(model_path).eos_token_id
+    more = more if isinstance(more, list) else [more]
+    return sorted({token for token in (tokenizer.eos_token_id, *more) if token is not None})
 
 
 async def gather_or_cancel(*coroutines) -> list:

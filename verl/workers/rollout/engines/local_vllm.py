@@ -8,13 +8,11 @@ from vllm_patches.top_logprobs_without_text import leave_out_text
 
 
 class VLLMEngine(RolloutEngine):
-    """vLLM's asynchronous engine with counters of requests and of generated tokens. Top log-probs and entropies are
-    those of the raw distribution (T = 1), unless `logprobs_mode` says otherwise. `vocab_size`, the size of the
-    tokenizer's vocabulary, is needed for entropies."""
+    """vLLM's asynchronous engine. Top log-probs and entropies are those of the raw distribution (T = 1), unless
+    `logprobs_mode` says otherwise. `vocab_size`, the size of the tokenizer's vocabulary, is needed for entropies."""
 
     def __init__(self, engine, vocab_size: int):
-        self.engine, self.vocab_size = engine, vocab_size
-        self.generated, self.requests = 0, 0
+        self.engine, self.vocab_size, self.requests = engine, vocab_size, 0
 
     @classmethod
     def start(cls, model: str | Path, vocab_size: int, **arguments) -> "VLLMEngine":
@@ -25,9 +23,8 @@ class VLLMEngine(RolloutEngine):
         leave_out_text()
         longest = min(arguments.get("max_model_len", MAX_SCORED_TOKENS), MAX_SCORED_TOKENS)
         arguments = {"long_prefill_token_threshold": longest} | arguments
-        return cls(
-            AsyncLLM.from_engine_args(AsyncEngineArgs(str(model), disable_log_stats=True, **arguments)), vocab_size
-        )
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(str(model), disable_log_stats=True, **arguments))
+        return cls(engine, vocab_size)
 
     def shutdown(self) -> None:
         engine, self.engine = self.engine, None  # otherwise vLLM shuts down again at interpreter exit, and fails
@@ -63,7 +60,6 @@ class VLLMEngine(RolloutEngine):
         outputs = in_two_outputs(self.engine, params, prompt=prompt, request_id=request_id)
         *_, last = [output async for output in outputs]
         logprobs, token_ids = last.outputs[0].logprobs, list(last.outputs[0].token_ids)
-        self.generated += len(token_ids)
         return Generation(
             token_ids,
             [logprobs.logprobs[at] for at in logprobs.start_indices],

@@ -28,6 +28,11 @@ COLLECT_SECONDS = 0.002  # within about this time end the requests that end in o
 class BatchingServer:
     """Base class that adds the server's side to an asynchronous actor with the method `generate`."""
 
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self._batch_answers: defaultdict[str, asyncio.Queue] = defaultdict(asyncio.Queue)  # client -> new answers
+        self._batch_tasks: dict[tuple[str, int], asyncio.Task] = {}  # client, number of a request -> its task
+
     async def submit(self, client: str, requests: list[tuple[int, dict[str, Any]]]) -> None:
         """Start requests; each is a pair (number chosen by the client, arguments of `generate`)."""
         for number, request in requests:
@@ -54,14 +59,6 @@ class BatchingServer:
         except (Exception, asyncio.CancelledError) as error:
             answer = number, None, f"{cause_of(error)}\n{''.join(traceback.format_exception(error))}"
         self._batch_answers[client].put_nowait(answer)
-
-    @property
-    def _batch_answers(self) -> dict[str, asyncio.Queue]:
-        return self.__dict__.setdefault("_answers_by_client", defaultdict(asyncio.Queue))
-
-    @property
-    def _batch_tasks(self) -> dict[tuple[str, int], asyncio.Task]:
-        return self.__dict__.setdefault("_running_requests", {})
 
 
 class RequestBatcher:

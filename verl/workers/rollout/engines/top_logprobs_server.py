@@ -20,8 +20,6 @@ from verl.utils.entropy_estimate import entropies_of
 from verl.workers.rollout.engines.request_batching import BatchingServer
 from vllm_patches.top_logprobs_without_text import leave_out_text
 
-N_TOP_LOGPROBS, TOP_LOGPROBS = "n_top_logprobs", "top_logprobs"
-N_ENTROPY, ENTROPIES = "n_entropy", "entropies"
 NEVER = 2**31  # number of tokens between two outputs
 _request: ContextVar[dict | None] = ContextVar("top_logprobs_request", default=None)
 
@@ -102,7 +100,7 @@ class TopLogprobsServer(BatchingServer, vLLMHttpServer):
         self._top_logprobs_engine = None if engine is None else TopLogprobsEngine(engine)
 
     async def generate(self, prompt_ids, sampling_params, request_id, **options):
-        n_top_logprobs, n_entropy = (sampling_params.pop(name, 0) for name in (N_TOP_LOGPROBS, N_ENTROPY))
+        n_top_logprobs, n_entropy = (sampling_params.pop(name, 0) for name in ("n_top_logprobs", "n_entropy"))
         n = max(n_top_logprobs, n_entropy)
         # `RequestOutput.add` would lose the tokens' routed experts, which come with the last output
         in_two = not self.config.enable_rollout_routing_replay
@@ -127,10 +125,10 @@ def top_of_steps(logprobs: FlatLogprobs, n_top_logprobs: int, n_entropy: int, vo
     step's entropy in nats, if `n_entropy` > 0."""
     values: dict[str, list] = {}
     if n_top_logprobs:
-        values[TOP_LOGPROBS] = ranked(logprobs, n_top_logprobs)
+        values["top_logprobs"] = ranked(logprobs, n_top_logprobs)
     if n_entropy:
         top = top_log_probs(logprobs, max(n_top_logprobs, n_entropy))[:, :n_entropy]
-        values[ENTROPIES] = entropies_of(top, vocab_size).tolist()
+        values["entropies"] = entropies_of(top, vocab_size).tolist()
     return values
 
 

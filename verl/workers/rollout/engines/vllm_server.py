@@ -85,7 +85,7 @@ class LLMClientEngine(RolloutEngine):
     weights made its later tokens. `text_of` decodes tokens, to find stop texts that an abort has cut in two.
     """
 
-    def __init__(self, client, text_of: Callable[[list[int]], str] | None = None, seeds: bool = True):
+    def __init__(self, client, text_of: Callable[[list[int]], str], seeds: bool = True):
         self.servers, self.text_of, self.seeds = GroupServers(client), text_of, seeds
 
     def release(self, request_id: str) -> None:
@@ -102,7 +102,7 @@ class LLMClientEngine(RolloutEngine):
                 if request.seed is not None and self.seeds:
                     params["seed"] = request.seed + len(result.token_ids)
                 if stops:
-                    params["stop"] = self._stops_after(result.token_ids, stops)
+                    params["stop"] = stops_after(self.text_of(result.token_ids), stops)
                 output = await self.servers.send(group, [*request.prompt_ids, *result.token_ids], dict(params))
                 _append(result, output)
                 result.stopped = bool(result.token_ids) and result.token_ids[-1] in params["stop_token_ids"]
@@ -142,15 +142,9 @@ class LLMClientEngine(RolloutEngine):
             if request_id is None:
                 self.release(group)
 
-    def _stops_after(self, token_ids: list[int], stops: list[str]) -> list[str]:
-        """Return stop texts for a request's next part, including the rests of stop texts that begin in `token_ids`."""
-        if not token_ids or self.text_of is None:
-            return stops
-        return stops_after(self.text_of(token_ids), stops)
-
     def _has_ended(self, reason: str, token_ids: list[int], looked_for: list[str] | None, stops: list[str]) -> bool:
         """Return whether a request has ended, and not by an abort or at the mere lookalike of a stop text's rest."""
-        if reason == ABORTED or self.text_of is None or looked_for in (None, stops):
+        if reason == ABORTED or looked_for in (None, stops):
             return reason != ABORTED
         text = self.text_of(token_ids)
         return any(stop in text for stop in stops)

@@ -7,7 +7,7 @@ The row's `extra_info.environment` is the task, the first argument of `reset`.
 """
 
 import copy
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.chat.calls import without_thoughts
 from verl.workers.rollout.chat.template import ChatTemplate
-from verl.workers.rollout.environment import Answer, Ends, TurnEnd
+from verl.workers.rollout.environment import Answer, Ends
 from verl.workers.rollout.gym.openenv import OpenEnvServer
 from verl.workers.rollout.gym.process import Hosts
 from verl.workers.rollout.stateful import Instance, InstanceKeys, InstancePool, State, StatefulEnvironment
@@ -47,6 +47,8 @@ def source_of(keys: GymKeys) -> Hosts | OpenEnvServer:
 class Gym(StatefulEnvironment):
     """The environment of a worker, and by `open` of a prompt."""
 
+    token_end = Ends.TURN
+
     def __init__(self, keys: GymKeys, template: ChatTemplate):
         super().__init__(InstancePool(keys))
         self.keys, self.template, self.tokenizer = keys, template, template.builder.tokenizer
@@ -60,7 +62,7 @@ class Gym(StatefulEnvironment):
         return opened
 
     @property
-    def can_copy(self) -> bool:
+    def can_copy(self) -> bool:  # type: ignore[override]
         return self.source.can_copy
 
     def create(self) -> Instance:
@@ -78,10 +80,6 @@ class Gym(StatefulEnvironment):
         if last["role"] != "user":
             return [*before, last, {"role": "user", "content": first}]
         return [*before, last | {"content": f"{last['content']}\n\n{first}".strip()}]
-
-    def ends(self, turn: Sequence[int], end_tokens: Container[int]) -> TurnEnd:
-        is_end = bool(turn) and turn[-1] in end_tokens
-        return TurnEnd(Ends.TURN if is_end else Ends.NO, len(turn))
 
     async def answer(self, state: State | None, turn: Sequence[int], max_tokens: int) -> Answer:
         if (action := self._action(turn)) is None:  # the environment does not see this turn

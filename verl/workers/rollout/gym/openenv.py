@@ -83,9 +83,7 @@ class OpenEnvServer:
             self.observation_fields = own_fields(schemas["observation"])
             self.action_fields = own_fields(schemas["action"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"environment.url={self.url}: {reply.text!r:.100} is no OpenEnv server's schema"
-            ) from error
+            raise ValueError(f"environment.url={self.url}: {reply.text!r:.100} is no schema of OpenEnv") from error
 
     async def stop(self) -> None:
         """End nothing: the server is the user's."""
@@ -132,10 +130,10 @@ class OpenEnvInstance(Instance):
         self.server.down_since = math.inf
         return None if is_open else full
 
-    async def reset(self) -> str:
+    async def reset(self, recorded: str | None = None) -> str:
         return self._step(await self._answer({"type": "reset", "data": self.task})).observation
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str, recorded: Step | None = None) -> Step:
         try:
             return self._step(await self._answer({"type": "step", "data": self._action(action)}))
         except ServerError as error:

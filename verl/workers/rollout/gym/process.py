@@ -156,7 +156,7 @@ class ProcessInstance(Instance):
     async def prepare(self, make_room: Callable[[Exception], None]) -> None:
         await self.hosts.start()
 
-    async def reset(self) -> str:
+    async def reset(self, recorded: str | None = None) -> str:
         self._enter(await self.hosts.fork())
         return await self.host.call("reset", self.number, self.task, self.seed)
 
@@ -164,7 +164,7 @@ class ProcessInstance(Instance):
         host.alive += 1
         self.host, self.number = host, next(host.numbers)
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str, recorded: Step | None = None) -> Step:
         return Step(*await self.host.call("step", self.number, action))
 
     async def copy(self) -> "ProcessInstance":

@@ -38,13 +38,42 @@ MAX_FAULT_CHARS = 300  # largest number of characters kept of a tool's report of
 ToolStates = tuple[tuple[str, State], ...]
 
 
-class Tools(Environment):
-    """The environment of `environment=tools`; `pool` holds the live sessions of the worker's tools."""
+class ToolEnvironment(Environment):
+    """Base class of environments whose answers come from tools; `pool` holds the live sessions of the worker's tools.
+    An object serves the calls of one prompt, and is closed after it."""
+
+    def __init__(self, tools: ToolBox, pool: InstancePool | None = None):
+        self.tools, self.pool = tools, pool or InstancePool(InstanceKeys())
+        self.sessions = ToolSessions(tools, self.pool)
+
+    async def close(self) -> None:
+        await self.sessions.close()
+
+    async def stop(self) -> None:
+        await self.tools.close()
+
+    def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
+        """Return the numbers of calls, failures and other events, and the mean seconds of a call, in all and by tool,
+        and the counts of the sessions."""
+        metrics: dict[str, float] = {"tool_calls": len(calls), "tool_failures": sum(not call["ok"] for call in calls)}
+        for tool in sorted({call["tool"] for call in calls}):
+            own_calls = [call for call in calls if call["tool"] == tool]
+            metrics |= {
+                f"tool_{tool}/calls": len(own_calls),
+                f"tool_{tool}/failures": sum(not call["ok"] for call in own_calls),
+                f"tool_{tool}/own_faults": sum("fault" in call for call in own_calls),
+                f"tool_{tool}/malformed": sum(call.get("error") == MALFORMED for call in own_calls),
+                f"tool_{tool}/seconds": fmean(call["seconds"] for call in own_calls),
+            }
+        return {name: float(value) for name, value in metrics.items()} | self.sessions.metrics()
+
+
+class Tools(ToolEnvironment):
+    """The environment of `environment=tools`."""
 
     def __init__(self, tools: ToolBox, protocol: Protocol, pool: InstancePool | None = None):
-        self.tools, self.protocol, self.pool = tools, protocol, pool or InstancePool(InstanceKeys())
-        self.sessions = ToolSessions(tools, self.pool)
-        self.call_limit = tools.config.call_limit
+        super().__init__(tools, pool)
+        self.protocol, self.call_limit = protocol, tools.config.call_limit
         self.max_result_tokens = tools.config.max_result_tokens
 
     def open(self, row: Mapping[str, Any], seed: int) -> "Tools":
@@ -54,12 +83,6 @@ class Tools(Environment):
         if len(selected) < len(self.tools.tools):
             opened.protocol = self.protocol.with_tools(selected)
         return opened
-
-    async def close(self) -> None:
-        await self.sessions.close()
-
-    async def stop(self) -> None:
-        await self.tools.close()
 
     def stops(self, turn: Sequence[int]) -> list[str]:
         return self.protocol.stops(turn)
@@ -77,30 +100,12 @@ class Tools(Environment):
         tokens = self.protocol.result_ids(call.text, min(self.max_result_tokens, max_tokens))
         return Answer(tokens, (description_of(call),), state)
 
-    def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
-        return call_metrics(calls) | self.sessions.metrics()
-
 
 def description_of(call: ToolCall) -> dict[str, Any]:
     """Return the description of a call for metrics and the viewer, in JSON's types."""
     about = {"tool": call.tool, "ok": call.ok, "seconds": round(call.seconds, 4)}
     about |= {"error": call.error} if call.error else {}
     return about | ({"fault": one_line(call.text, MAX_FAULT_CHARS)} if call.own_fault else {})
-
-
-def call_metrics(calls: Sequence[dict]) -> dict[str, float]:
-    """Return the numbers of calls, failures and other events, and the mean seconds of a call, in all and by tool."""
-    metrics: dict[str, float] = {"tool_calls": len(calls), "tool_failures": sum(not call["ok"] for call in calls)}
-    for tool in sorted({call["tool"] for call in calls}):
-        own_calls = [call for call in calls if call["tool"] == tool]
-        metrics |= {
-            f"tool_{tool}/calls": len(own_calls),
-            f"tool_{tool}/failures": sum(not call["ok"] for call in own_calls),
-            f"tool_{tool}/own_faults": sum("fault" in call for call in own_calls),
-            f"tool_{tool}/malformed": sum(call.get("error") == MALFORMED for call in own_calls),
-            f"tool_{tool}/seconds": fmean(call["seconds"] for call in own_calls),
-        }
-    return {name: float(value) for name, value in metrics.items()}
 
 
 class ToolSessions:
@@ -183,21 +188,17 @@ class _LiveSession(Instance):
     def is_lost(self) -> bool:
         return self.session.is_lost
 
-    async def reset(self) -> None:
+    async def reset(self, recorded: None = None) -> None:
         return None
 
-    async def step(self, action: tuple[str, str]) -> Step:
+    async def step(self, action: tuple[str, str], recorded: Step | None = None) -> Step:
+        if recorded is not None and recorded.observation.ended_session:
+            await self.session.end()  # the call, which took too long for example, left nothing, and is not made again
+            return recorded
         call = await self.tools.call(*action, self.session)
         if self.session.is_lost:
             raise InstanceLost(call.text)
         return Step(call)
-
-    async def repeat(self, recorded: State) -> Step:
-        """Make a call again. One that has ended its session, by a time limit for example, is not: it left nothing."""
-        if not recorded.step.observation.ended_session:
-            return await self.step(recorded.action)
-        await self.session.end()
-        return recorded.step
 
     async def close(self) -> None:
         await self.tools.close_session(self.group, self.session)

@@ -24,18 +24,12 @@ def call_arguments(schema: Mapping[str, Any], content: str) -> dict[str, Any]:
     missing = [name for name in required if not isinstance(arguments, dict) or name not in arguments]
     if isinstance(arguments, dict) and not missing:
         return arguments
-    if _plain_argument(schema) and content.strip():
+    only = properties.get(required[0]) if len(required) == 1 else None
+    if isinstance(only, Mapping) and only.get("type") == "string" and content.strip():
         return {required[0]: content}  # plain text, which may happen to be JSON
     if isinstance(arguments, dict):
         raise ToolError(f"Missing arguments: {', '.join(missing)}.", kind="bad_arguments", retry=False)
     raise ToolError(f"Expected a JSON object with {', '.join(properties)}.", kind="bad_arguments", retry=False)
-
-
-def _plain_argument(schema: Mapping[str, Any]) -> str | None:
-    """Return the name of the only required argument if it is a string, so that it may be written as plain text."""
-    required = schema.get("required") or []
-    argument = (schema.get("properties") or {}).get(required[0]) if len(required) == 1 else None
-    return required[0] if isinstance(argument, Mapping) and argument.get("type") == "string" else None
 
 
 def _json_value(content: str) -> Any:

@@ -40,13 +40,6 @@ def one_line(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 
-def spaced(text: str, tokens: Iterable[str]) -> str:
-    """Return a text with a blank after the first character of each of these tokens: `< |im_end|>`."""
-    for token in tokens:
-        text = text.replace(token, token[0] + " " + token[1:])
-    return text
-
-
 class ControlTokens:
     """The texts that a tokenizer encodes as control tokens, such as an end of turn: `special` are those that it calls
     special, by their ids; `texts` also has added tokens that look like one, longer ones first."""
@@ -59,8 +52,11 @@ class ControlTokens:
         self.texts = sorted({*self.special.values(), *marks}, key=len, reverse=True)
 
     def harmless(self, text: str) -> str:
-        """Return `clean(text)` with `spaced` control tokens."""
-        return spaced(clean(text), self.texts)
+        """Return `clean(text)` with a blank after the first character of each control token: `< |im_end|>`."""
+        text = clean(text)
+        for token in self.texts:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text
 
     def removed(self, text: str) -> str:
         """Return a text without special tokens."""

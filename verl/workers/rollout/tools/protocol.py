@@ -8,6 +8,7 @@ encoded separately.
 """
 
 import copy
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from verl.workers.rollout.tools.plain_text import PROTOCOL_TAGS, ControlTokens, neutral
@@ -47,11 +48,9 @@ class Protocol:
         """Return (number of tokens up to the one in which the first tool's tag closes, tag); None if none closes."""
         if not self._closed(self.text_of(token_ids)):
             return None
-        low, high = 1, len(token_ids)  # bounds of the length of the shortest prefix with a closing tag
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._closed(self.text_of(token_ids[:middle])) else (middle + 1, high)
-        return high, self._closed(self.text_of(token_ids[:high]))
+        lengths = range(len(token_ids))
+        n = bisect_left(lengths, True, key=lambda length: self._closed(self.text_of(token_ids[:length])) is not None)
+        return n, self._closed(self.text_of(token_ids[:n]))
 
     def _closed(self, text: str) -> str | None:
         closings = [(text.find(mark), tag) for mark, tag in self.closing.items() if mark in text]

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as keys_dataclass
@@ -26,6 +26,7 @@ from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolSessio
 from verl.workers.rollout.tools.tool_runners import ToolThread
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _SECTION = "actor_rollout_ref.rollout.tools"
 RESERVED_TAGS = ("think", "result", "answer")
@@ -186,31 +187,27 @@ class ToolBox:
 
     async def start(self) -> None:
         """Check that every tool works; raise ValueError if not, or with `fail_on_error=false` log it."""
+        seconds = max(self.config.timeout, START_SECONDS)
         for tool in self.tools.values():
-            _, error = await self._retried(partial(self._try_start, tool))
-            message = f"{_SECTION}.tool_instances.{tool.name}: its calls would fail: {error}"
-            if error is not None and self.config.fail_on_error:
-                raise ValueError(message) from error
-            if error is not None:
+            trial = partial(self._threads[tool.trigger_tag].run, partial(tool.start, timeout=seconds), seconds)
+            try:
+                await self._retried(trial)
+            except (ToolError, asyncio.TimeoutError) as error:
+                why = error if isinstance(error, ToolError) else f"no answer in {seconds:g} seconds"
+                message = f"{_SECTION}.tool_instances.{tool.name}: its calls would fail: {why}"
+                if self.config.fail_on_error:
+                    raise ValueError(message) from error
                 logger.error(message)
 
-    async def _try_start(self, tool: BaseTool) -> tuple[None, ToolError | None]:
-        seconds = max(self.config.timeout, START_SECONDS)
-        try:
-            await self._threads[tool.trigger_tag].run(partial(tool.start, timeout=seconds), seconds)
-        except ToolError as error:
-            return None, error
-        except asyncio.TimeoutError:
-            return None, ToolError(f"no answer in {seconds:g} seconds", kind="timeout", retry=False, own_fault=True)
-        return None, None
-
-    async def _retried(self, attempt: Callable[[], Awaitable[tuple[Any, ToolError | None]]]):
-        """Return the value and error of the last attempt, of `retry_count` further ones if the errors allow them."""
+    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of an attempt; after a ToolError that allows it, make up to `retry_count` further ones."""
         wait = FIRST_WAIT
         for _ in range(self.config.retry_count):
-            value, error = await attempt()
-            if error is None or not error.retry:
-                return value, error
+            try:
+                return await attempt()
+            except ToolError as error:
+                if not error.retry:
+                    raise
             await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
         return await attempt()
@@ -231,32 +228,37 @@ class ToolBox:
         # A session has a connection of its own, and no two calls at once.
         limit = nullcontext() if session else self._group_places.get(tool.group, nullcontext())
 
-        async def attempt() -> tuple[str, ToolError | None]:
+        async def attempt() -> str:
             nonlocal seconds
             async with limit, self._places:
                 started = time.perf_counter()
-                outcome = await self._attempt(tool, content, session)
-                seconds += time.perf_counter() - started
-                return outcome
+                try:
+                    return await self._attempt(tool, content, session)
+                finally:
+                    seconds += time.perf_counter() - started
 
-        text, error = await self._retried(attempt)
-        kind, *faults = (None, False, False) if error is None else (error.kind, error.own_fault, error.ends_session)
+        try:
+            text = await self._retried(attempt)
+            outcome = ToolCall(tool.name, text, True, seconds)
+        except ToolError as error:
+            faults = error.kind, error.own_fault, error.ends_session
+            outcome = ToolCall(tool.name, f"Error: {error}", False, seconds, *faults)
         if self.config.verbose_logging:
-            logger.warning(f"tool {tool.name}: {kind or 'ok'} in {seconds:.2f} s")
-        return ToolCall(tool.name, text, error is None, seconds, kind, *faults)
+            logger.warning(f"tool {tool.name}: {outcome.error or 'ok'} in {seconds:.2f} s")
+        return outcome
 
     async def close_session(self, tag: str, session: ToolSession) -> None:
         await self._threads[tag].run(session.close, CLOSE_SECONDS)
 
-    async def _attempt(self, tool: BaseTool, content: str, session: ToolSession | None) -> tuple[str, ToolError | None]:
-        """Return the text for the model, and a failed attempt's error; a tool's fault must not end the training."""
+    async def _attempt(self, tool: BaseTool, content: str, session: ToolSession | None) -> str:
+        """Return the text for the model; raise ToolError for a fault of any kind, which must not end the training."""
         timeout, thread = self.config.timeout, self._threads[tool.trigger_tag]
         execute = partial(tool.execute_in, session) if session else tool.execute
         try:
             text = await thread.run(partial(execute, content, timeout=timeout), timeout)
             if not isinstance(text, str):
                 raise TypeError(f"{tool.name} returned {text!r:.200}, expected a text")
-            return text, None
+            return text
         except ToolError as fault:
             error = fault
         except asyncio.TimeoutError:
@@ -270,7 +272,7 @@ class ToolBox:
         if (tool.name, error.kind) not in self._logged:
             self._logged.add((tool.name, error.kind))
             logger.warning(f"tool {tool.name} failed ({error.kind}); further ones are counted only", exc_info=error)
-        return f"Error: {error}", error
+        raise error
 
 
 def try_tools(config: ToolsConfig, tree: str | None = "plain") -> None:

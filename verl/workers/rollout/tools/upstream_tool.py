@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
 from verl.tools.base_tool import BaseTool as UpstreamBaseTool
 from verl.tools.function_tool import (
     FunctionTool,
@@ -78,7 +77,7 @@ class UpstreamTool(_FunctionWithSchema):
     upstream: type[UpstreamBaseTool]
 
     def __init__(self, *, config: dict | None = None, tool_schema: dict | None = None):
-        self.tool = self.upstream(_plain(config) or {}, _schema_of(tool_schema))
+        self.tool = self.upstream(config or {}, _schema_of(tool_schema))
         super().__init__(self.tool.tool_schema, self._response)
 
     @classmethod
@@ -143,9 +142,5 @@ async def _response_of(function: FunctionTool, arguments: dict[str, Any]) -> Too
     return response
 
 
-def _plain(values):
-    return OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values
-
-
-def _schema_of(tool_schema) -> OpenAIFunctionToolSchema | None:
-    return OpenAIFunctionToolSchema.model_validate(_plain(tool_schema)) if tool_schema else None
+def _schema_of(tool_schema: dict | None) -> OpenAIFunctionToolSchema | None:
+    return OpenAIFunctionToolSchema.model_validate(tool_schema) if tool_schema else None
