@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 import verl.trainer
 from recipe.common.explain import Batch, WordCount, roll_out, toy, training_step
 from recipe.common.menu import CONFIG, choices
+from tests.configs import copied
 from verl.trainer.checks.parts import TYPED_SECTIONS, check_parts, check_typed_section
 from verl.trainer.ppo.v1.component import components_of
 from verl.trainer.ppo.v1.explore_trainer import compute_fields
@@ -127,7 +128,7 @@ def _choose(config: DictConfig, part: str, choice: str) -> None:
 @cache
 def _chosen(tree: str, environment: str, sampler: str, loss: str) -> tuple[DictConfig, str | None]:
     """The config of a combination but for its credit, and why it is refused, if it is."""
-    config = composed(tree, environment).copy()
+    config = copied(composed(tree, environment))
     _choose(config, "sampler", sampler)
     _choose(config, "loss", loss)
     _update(config, SMALL)

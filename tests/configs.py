@@ -1,5 +1,6 @@
 """Configs as Hydra composes them, for hundreds of tests: what takes half a second is done once for the same groups."""
 
+import pickle
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ def composed(name: str, *overrides: str, recipe: str = "common") -> DictConfig:
     """
     values = [override for override in overrides if "." in key_of(override).partition("@")[0]]
     groups = tuple(override for override in overrides if override not in values)
-    config = composed_groups(recipe, name, groups).copy()
+    config = copied(composed_groups(recipe, name, groups))
     for override in values:
         set_value(config, override)
     return config
@@ -33,6 +34,11 @@ def composed_groups(recipe: str, name: str, groups: tuple[str, ...]) -> DictConf
     with initialize_config_dir(str(RECIPES / recipe / "config"), version_base=None):
         search = f"hydra.searchpath=[file://{UPSTREAM},pkg://recipe.common.config]"
         return compose(name, [search, "trainer.experiment_name=x", *groups])
+
+
+def copied(config: DictConfig) -> DictConfig:
+    """Return what `config.copy()` does, in a third of the time."""
+    return pickle.loads(pickle.dumps(config))
 
 
 def evaluation_config(*settings: str) -> DictConfig:

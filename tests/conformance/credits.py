@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-from tests.configs import composed
+from tests.configs import composed, copied
 from tests.trainer.ppo.credit.random_trees import random_batch
 from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.ppo.v1.component import components_of
@@ -76,9 +77,10 @@ def batch_of(credit: str, seed: int, values_of_fields: Mapping[str, Callable] | 
     return batch.with_outcomes(drawn.outcomes)
 
 
-def config_of(credit: str) -> DictConfig:
+@cache
+def run_config(credit: str) -> DictConfig:
     """A run's config with the credit's smallest settings."""
-    config = composed("explore", "hardware=cpu", f"credit={credit}").copy()
+    config = composed("explore", "hardware=cpu", f"credit={credit}")
     OmegaConf.set_struct(config, False)
     config.merge_with(nested(parts("credit")[credit].smallest))
     return config
@@ -86,7 +88,7 @@ def config_of(credit: str) -> DictConfig:
 
 def advantages(credit: str, batch: Batch, without: str = "", **keys: Any) -> torch.Tensor:
     """(B, T), with everything bound that the trainer binds, but for the field `without`; `keys` that the credit has."""
-    config, part = config_of(credit), parts("credit")[credit]
+    config, part = copied(run_config(credit)), parts("credit")[credit]
     for key in keys.keys() & asdict(part.keys()).keys() if part.keys else ():
         config.algorithm[credit][key] = keys[key]
     known = FIELDS | {number.name: number for number in part.reward_fields}
@@ -213,7 +215,7 @@ def check(config: DictConfig) -> None:
 
 
 def test_a_trainer_that_does_not_send_its_fields_is_refused(credit):
-    config, part = config_of(credit), parts("credit")[credit]
+    config, part = copied(run_config(credit)), parts("credit")[credit]
     config.trainer.v1.trainer_mode = "watched_sync"
     if needs := [need.name for need in (*part.needs, *part.reward_fields)]:
         with pytest.raises(ValueError, match=f"adv_estimator={credit} reads {', '.join(needs)}, which trainer.v1"):
@@ -228,7 +230,7 @@ def test_bad_keys_are_refused_by_their_full_names(credit):
     if bad:
         bad["no_such_key"] = (1, f"algorithm.{credit} has no key no_such_key; known: {', '.join(bad)}")
     for key, (value, message) in bad.items():
-        config = config_of(credit)
+        config = copied(run_config(credit))
         OmegaConf.update(config, f"algorithm.{credit}.{key}", value, force_add=True)
         with pytest.raises(ValueError) as error:
             check(config)

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils.config import omega_conf_to_dataclass
 
-from tests.configs import composed
+from tests.configs import composed, copied
 from verl.trainer.checks.parts import check_parts, check_typed_sections, part_warnings
 from verl.utils.parts import loss_of_switch, nested, parts
 from verl.utils.token_fields import FIELDS
@@ -57,7 +57,7 @@ def batch_of(seed: int, rows: int = 8, length: int = 9, spread: float = 0.5) -> 
 
 @cache
 def run_config(loss: str) -> DictConfig:
-    config = composed("explore", "hardware=cpu", f"loss={loss}").copy()
+    config = composed("explore", "hardware=cpu", f"loss={loss}")
     OmegaConf.set_struct(config, False)
     config.merge_with(nested(parts("loss")[loss].smallest))
     return config
@@ -65,7 +65,7 @@ def run_config(loss: str) -> DictConfig:
 
 def changed(loss: str, changes: Mapping[str, Any]) -> DictConfig:
     """The run's config with other keys of `actor`."""
-    config = run_config(loss).copy()
+    config = copied(run_config(loss))
     for key, value in changes.items():
         OmegaConf.update(config, f"{ACTOR}.{key}", value, force_add=True)
     return config
@@ -234,7 +234,7 @@ def test_bad_keys_are_refused_by_their_full_names(loss):
 
 
 def test_entropies_of_the_old_policy_are_needed_where_a_field_is_computed_from_them(loss):
-    config = run_config(loss).copy()
+    config = copied(run_config(loss))
     if any(field.unsent is None for field in parts("loss")[loss].fields(config.actor_rollout_ref.actor)):
         OmegaConf.update(config, "algorithm.rollout_correction.bypass_mode", True, force_add=True)
         with pytest.raises(ValueError, match=f"which actor.policy_loss.loss_mode={loss} needs"):

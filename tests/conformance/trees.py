@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from tests.configs import composed
+from tests.configs import composed, copied
 from tests.workers.rollout.toy_engine import (
     CALL,
     EOS,
@@ -83,7 +83,7 @@ def parity(tokens) -> float:
 def config_of(tree: str, environment: str = "none") -> DictConfig:
     """A run's config with the tree's smallest settings, and as many trajectories as it grows, or six."""
     part, environment = parts("tree")[tree], "none" if environment == "none" else "tools"
-    config = composed("explore", "hardware=cpu", f"tree={tree}", f"environment={environment}").copy()
+    config = composed("explore", "hardware=cpu", f"tree={tree}", f"environment={environment}")
     with open_dict(config):
         config.merge_with(nested(part.smallest))
         config.actor_rollout_ref.rollout.n = 6
@@ -357,7 +357,7 @@ def check(config: DictConfig) -> None:
 
 
 def changed(tree: str, **values: Any) -> DictConfig:
-    config = config_of(tree).copy()
+    config = copied(config_of(tree))
     for key, value in values.items():
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     return config

@@ -14,6 +14,7 @@ from transfer_queue.metadata import extract_field_schema
 from verl.utils.tensordict_utils import get_tensordict, list_of_dict_to_tensordict
 
 import verl.trainer
+from tests.configs import copied
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM
 from verl.trainer.ppo.v1.explore_trainer import ExploreTrainer
 
@@ -35,7 +36,7 @@ def config_of(values: dict) -> DictConfig:
         f"{ROLLOUT}.name": "vllm",
         f"{ROLLOUT}.n": 2,
     } | values
-    config = _upstream().copy()
+    config = copied(_upstream())
     with open_dict(config):
         for key, value in values.items():
             OmegaConf.update(config, key, value, force_add=True)
