@@ -266,7 +266,7 @@ def explain(config: DictConfig, seed: int = 0, drift: float = 0.0) -> tuple[str,
         elif segment.author != "model":
             lines.append(f"{name:<50} {int(through.sum()):>7}         (the environment's)")
         else:
-            places = at.cumsum(-1) - 1  # of each token within the segment
+            places = at.cumsum(-1) - 1  # place of each token within the segment
             weights = [-1000 * gradient[at & (places == i)].sum() for i in range(len(segment.token_ids))]
             shown = [f"{weight:+.1f}" for weight in weights]
             shown = shown[:1] if len(set(shown)) == 1 else shown

@@ -163,7 +163,7 @@ async def diagnose(plan: ExplorationPlan, engine: RolloutEngine) -> dict[str, An
     `solve_rates`, a pair (row number, share of right plain samples at the run's own temperature) for each prompt."""
     n, rows, proposals, plain = plan.config.n, [], [], {}
     async with aclosing(Diagnosis(plan, engine)) as diagnosis:
-        # so that one-time costs of the engine do not count as the first policy's time
+        # One-time costs of the engine would else count as the first policy's time.
         await Recorder(engine).generate(GenerationRequest(plan.prompts[0].ids, 2, (), seed=0))
         for name, config in plan.policies.items():
             groups, seconds = await diagnosis.groups_of(name, config)

@@ -166,7 +166,7 @@ def check_schedule(config: DictConfig) -> None:
     if schedule in ASYNCHRONOUS:
         _check_asynchronous(config, schedule)
     if schedule == "separate_async":
-        # what upstream's trainer does not assert at its start
+        # Upstream's trainer does not assert this at its start.
         rollout = config.actor_rollout_ref.rollout
         check_whole_servers("actor_rollout_ref.rollout.nnodes x n_gpus_per_node", rollout_workers(config), rollout)
         backend = rollout.checkpoint_engine.backend

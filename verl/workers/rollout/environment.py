@@ -69,7 +69,7 @@ class Environment:
     max_turn_tokens: int | None = None
     # tokens that end a continuation, in addition to the model's end tokens
     stop_token_ids: Sequence[int] = ()
-    # what these tokens and the model's end tokens end
+    # These tokens and the model's end tokens end this.
     token_end: Ends = Ends.TRAJECTORY
 
     def open(self, row: Mapping[str, Any], seed: int) -> "Environment":

@@ -17,7 +17,7 @@ from verl.utils.atomic_files import replacing
 from verl.utils.piece_texts import piece_texts
 from verl.workers.rollout.trajectory_tree import TOOL_FAULTS, TREE, TREE_METRICS, TrajectoryTree, tree_of_rows
 
-MAX_PAIRS = 28  # of responses whose diversity is measured: all pairs of 8
+MAX_PAIRS = 28  # all pairs of 8 responses; the diversity of more is measured on a sample
 
 
 def tree_metrics(rows: BatchRows) -> dict[str, float]:
