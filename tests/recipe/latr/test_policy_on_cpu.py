@@ -9,9 +9,11 @@ from omegaconf import OmegaConf
 from transformers import GenerationConfig
 
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
+from recipe.latr.component import ThresholdScheduler
 from recipe.latr.keys import SECTION, KTConfig, mix_ratio, next_tightened_steps, tightened
 from recipe.latr.lookahead import edit_distance_ratio, rouge_l, suffix_match
 from recipe.latr.tree import Policy
+from tests.configs import composed
 from tests.tables import table
 from verl.workers.config.keys import read_keys
 from verl.workers.rollout.engines.interface import end_of_sequence_ids
@@ -104,6 +106,7 @@ def test_the_parameter_scheduler_tightens_loosens_and_stops_at_its_bounds():
     for _ in range(9):
         tightened_steps = next_tightened_steps(config, tightened_steps, suppress_ratio=0.0, empty_branch_ratio=0.2)
     assert tightened_steps == -2
+    ThresholdScheduler(composed("explore", "tree=latr")).after_advantage(None, {})  # off by default: it reads no rows
 
 
 @pytest.mark.parametrize("seed", range(10))

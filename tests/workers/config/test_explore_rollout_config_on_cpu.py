@@ -38,12 +38,11 @@ def test_every_method_and_task_composes_without_warnings(method, task, hardware)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*rollout mode")
         config = omega_conf_to_dataclass(rollout(f"{method}_trainer", f"task={task}", hardware=hardware))
-    tree = config
     assert parts_of(config) == ("plain" if method == "grpo" else "arpo", "tools")
     assert config.tools.call_limit == {"reasoning": 3, "deepsearch": 6, "search_task": 3}[task]
-    assert tree.branch_policy == ("entropy_balanced" if method == "aepo" else "entropy")
-    assert tree.enable_dynamic_rollouts == (method == "aepo")
-    shape = config.n, tree.initial_rollouts, tree.entropy_tokens
+    assert config.branch_policy == ("entropy_balanced" if method == "aepo" else "entropy")
+    assert config.enable_dynamic_rollouts == (method == "aepo")
+    shape = config.n, config.initial_rollouts, config.entropy_tokens
     assert shape == ((8, 4, 8) if task == "search_task" else (16, 8, 20))
 
 
