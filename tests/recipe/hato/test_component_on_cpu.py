@@ -14,7 +14,7 @@ from recipe.hato.component import HATOCredit, HATOSearch, SuccessfulPaths
 from recipe.hato.meta_component import MetaLearning
 from recipe.hato.search import NodeBudget
 from recipe.hato.value_model import FEATURES, KeptSteps, SearchState, StepEstimate, unpack
-from tests.trainer.ppo.toy_step import ROLLOUT, MemoryQueue, prompts_of, trainer_of
+from tests.trainer.ppo.toy_step import ROLLOUT, MemoryQueue, credited, prompts_of, trainer_of
 from verl.trainer.ppo.v1.batch_rows import PROBLEM
 from verl.trainer.ppo.v1.tree_buffer import TreeBuffer
 from verl.utils import tensordict_utils as tu
@@ -102,8 +102,7 @@ ADVANTAGES = {
 
 
 def test_advantages_by_hand(queue):
-    metrics = {}
-    trainer()._compute_advantage(queue.batch(), metrics)
+    metrics = credited(trainer(), queue.batch())
     assert rounded(queue.column("advantages")) == ADVANTAGES
     assert metrics["hato/reward_path"] == pytest.approx(((1 + 1 + 0 + 0) / 4 + 0) / 2)
     assert metrics["hato/reward_local"] == pytest.approx(((0 + 0.1 + 0.2 + 0.3) / 4 + 0.1 / 2) / 2)
@@ -116,9 +115,9 @@ def test_hatos_credit_on_other_trees(queue):
     for row in queue.rows.values():
         del row["local_rewards"], row["draws"]
         row["extra_fields"] = {}
-    metrics, made = {}, trainer(**{f"{ROLLOUT}.tree": "arpo"})
+    made = trainer(**{f"{ROLLOUT}.tree": "arpo"})
     assert [type(own) for own in made.components] == [HATOCredit, MetaLearning, SuccessfulPaths]
-    made._compute_advantage(queue.batch(), metrics)
+    metrics = credited(made, queue.batch())
     assert rounded(queue.column("advantages")) == ADVANTAGES
     assert metrics["hato/reward_local"] == 0 and "hato/accuracy" not in metrics
 
@@ -126,7 +125,7 @@ def test_hatos_credit_on_other_trees(queue):
 def test_trees_for_the_viewer(queue, tmp_path):
     made = trainer(**{"trainer.tree_freq": 1, "trainer.default_local_dir": str(tmp_path)})
     made.tokenizer = make_tokenizer()
-    made._compute_advantage(queue.batch(), {})
+    credited(made, queue.batch())
     records = [json.loads(line) for line in (tmp_path / "trees/step_000001.jsonl").read_text().splitlines()]
     assert [record["uid"] for record in records] == ["p", "q"] and records[0]["rewards"] == [1.0, 0.0, 0.0]
     info = [segment["info"] for segment in records[0]["segments"]]
@@ -136,7 +135,7 @@ def test_trees_for_the_viewer(queue, tmp_path):
 
 
 def test_filtering_takes_what_does_not_vary_out_of_the_mask(queue):
-    trainer(**{"algorithm.filter_groups": FILTERS})._compute_advantage(queue.batch(), {})
+    credited(trainer(**{"algorithm.filter_groups": FILTERS}), queue.batch())
     masks = queue.column("response_mask")
     assert masks["p_0_0"] == [1, 1, 1, 1] and masks["p_2_0"] == [1, 1]
     assert masks["q_0_0"] == masks["q_1_0"] == [0, 0]
@@ -154,13 +153,13 @@ def observed(made) -> list[tuple[int, float]]:
 
 @pytest.mark.parametrize("dropped", ["p", "q"])
 def test_the_value_model_learns_from_kept_and_dropped_trees_in_the_order_of_the_data(queue, dropped):
-    made, metrics = trainer(**{"algorithm.filter_groups": FILTERS}), {}
+    made = trainer(**{"algorithm.filter_groups": FILTERS})
     assert isinstance(made.replay_buffer, TreeBuffer)
     seen = observed(made)
     made.replay_buffer.on_drop(queue.batch(dropped))
     for key in [key for key in queue.rows if key.startswith(dropped)]:
         del queue.rows[key]
-    made._compute_advantage(queue.batch(), metrics)
+    metrics = credited(made, queue.batch())
     assert seen == [(1, 0.5), (2, 1.0), (3, 0.0), (4, 0.0), (1, 0.0), (2, 0.0)]
     assert component(made, HATOSearch).record == {"problem of p": (4, 1.0), "problem of q": (2, 0.0)}
     assert metrics["hato/trees_dropped"] == 1
@@ -171,7 +170,7 @@ def test_the_value_model_learns_from_kept_and_dropped_trees_in_the_order_of_the_
 def test_a_rollout_that_hides_its_steps_is_an_error(queue):
     del queue.rows["q_0_0"]["extra_fields"][TREE_DATA]
     with pytest.raises(ValueError, match="the rows of prompt q hold None of their tree, and no KeptSteps"):
-        trainer()._compute_advantage(queue.batch(), {})
+        credited(trainer(), queue.batch())
 
 
 def test_nodes_go_where_trees_said_something():
@@ -203,7 +202,7 @@ def test_prompts_carry_budget_temperature_and_value_model_to_the_search(queue, m
     assert made.config.actor_rollout_ref.rollout.temperature == state.temperature, "the loss sees the same policy"
     budgets = [each.tree_record(NodeBudget).max_nodes for each in first[PROMPT_SETTINGS]]
     assert budgets == [10, 10, 10] and len(set(first[PROBLEM])) == 3
-    made._compute_advantage(queue.batch(), {})
+    credited(made, queue.batch())
     sent, model = unpack(state.value_model), component(made, HATOSearch).value_model
     # the same step: a schedule may update several times in one
     state = tu.get_non_tensor_data(submitted(made, monkeypatch), STEP_SETTINGS, None).tree_record(SearchState)
@@ -236,14 +235,14 @@ def test_meta_learning_calls_the_workers_around_the_update(queue, monkeypatch):
 
 
 def test_rdi_and_novelty(queue):
-    made, first, again = trainer(), {}, {}
-    made._compute_advantage(queue.batch(), first)
+    made = trainer()
+    first = credited(made, queue.batch())
     assert "hato/novelty" not in first and "hato/rdi" not in first, "one right path, seen for the first time"
     references = component(made, SuccessfulPaths).references
     assert references.of("problem of p") == [[0, 1, 10, 11], [0, 1, 20, 21], [30, 31]]
     queue.rows["p_0_0"]["responses"] = torch.tensor([7, 8, 10, 11])
     queue.rows["p_1_0"]["rm_scores"][-1] = 1.0
-    made._compute_advantage(queue.batch(), again)
+    again = credited(made, queue.batch())
     assert again["hato/novelty"] == (0.5 + 0.0) / 2 and again["hato/rdi"] == 1.0
 
 
@@ -304,11 +303,11 @@ def dropped(queue):
 )
 def test_every_credit_takes_dropped_rows_as_wrong_ones(dropped, credit):
     """Dropped rows get the advantages of rows whose answer got 0 from the verifier."""
-    trainer(DROPPING, credit)._compute_advantage(dropped.batch(), {})
+    credited(trainer(DROPPING, credit), dropped.batch())
     actual = dropped.column("advantages")
     for row in dropped.rows.values():
         row["dropped"] *= 0
-    trainer(DROPPING, credit)._compute_advantage(dropped.batch(), {})
+    credited(trainer(DROPPING, credit), dropped.batch())
     assert rounded(actual) == rounded(dropped.column("advantages"))
     assert max(actual["p_3_0"][2:]) < 0 and max(actual["p_4_0"]) < 0 < min(actual["p_0_0"][2:])
 
@@ -316,23 +315,21 @@ def test_every_credit_takes_dropped_rows_as_wrong_ones(dropped, credit):
 @pytest.mark.parametrize("filtered", [False, True])
 def test_the_value_model_learns_from_answers_alone(dropped, filtered):
     made = trainer(DROPPING, **({"algorithm.filter_groups": FILTERS} if filtered else {}))
-    seen, metrics = observed(made), {}
+    seen = observed(made)
     if filtered:
         made.replay_buffer.on_drop(dropped.batch("p"))
-    made._compute_advantage(dropped.batch(*(["q", "pad"] if filtered else [])), metrics)
+    metrics = credited(made, dropped.batch(*(["q", "pad"] if filtered else [])))
     assert sorted(seen) == sorted([(1, 0.5), (2, 1.0), (3, 0.0), (4, 0.0), (1, 0.0), (2, 0.0)])
     assert metrics["hato/accuracy"] == pytest.approx((1 / 3 + 0) / 2), "of answers"
 
 
 def test_metrics_of_answers_do_not_count_dropped_rows(queue, dropped):
-    metrics, made = {}, trainer(DROPPING)
-    made._compute_advantage(dropped.batch(), metrics)
+    metrics = credited(made := trainer(DROPPING), dropped.batch())
     assert metrics["hato/answer_score"] == pytest.approx(1 / 5)
     assert component(made, SuccessfulPaths).references.of("problem of p") == [[0, 1, 10, 11], [0, 1, 20, 21], [30, 31]]
     for key in ("p_3_0", "p_4_0"):
         del dropped.rows[key]
-    without, plain = {}, trainer()
-    plain._compute_advantage(dropped.batch(), without)
+    without = credited(trainer(), dropped.batch())
     of_answers = [name for name in without if name.startswith("diversity/")]
     assert of_answers and all(metrics[name] == without[name] for name in of_answers)
     assert "hato/answer_score" not in without
@@ -347,7 +344,7 @@ def test_the_viewer_gets_no_reward_for_a_dropped_row(dropped, tmp_path):
     dropped.rows["p_0_0"]["extra_fields"][TREE] = tree.to_json()
     made = trainer(DROPPING, **{"trainer.tree_freq": 1, "trainer.default_local_dir": str(tmp_path)})
     made.tokenizer = make_tokenizer()
-    made._compute_advantage(dropped.batch(), {})
+    credited(made, dropped.batch())
     first, *_ = [json.loads(line) for line in (tmp_path / "trees/step_000001.jsonl").read_text().splitlines()]
     assert first["rewards"] == [1.0, 0.0, 0.0, None, None]
     assert [segment["info"]["advantage"] < 0 for segment in first["segments"][4:]] == [True, True]

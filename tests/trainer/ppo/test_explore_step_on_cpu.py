@@ -9,7 +9,7 @@ from tensordict import NonTensorData
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.arpo.loss import STANDARDIZED_ENTROPY
-from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, config_of, prompts_of, trainer_of
+from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, credited, config_of, prompts_of, trainer_of
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows
 from verl.trainer.ppo.v1.component import components_of
@@ -65,8 +65,7 @@ GAIN = SOFT | {"q_1_0": [0.0, 0.0, 0.0, -1.0], "p_0_0": [1.0] * 3, "q_0_0": [0.0
 
 @pytest.mark.parametrize(("adv_estimator", "expected"), [("grpo", SOFT), ("arpo_hard", HARD), ("tree_gain", GAIN)])
 def test_advantages_and_metrics_of_shared_tokens(queue, adv_estimator, expected):
-    metrics = {}
-    trainer(adv_estimator)._compute_advantage(queue.batch(), metrics)
+    metrics = credited(trainer(adv_estimator), queue.batch())
     assert queue.column("advantages") == expected
     # 4 of the model's 11 tokens are shared, and hard differs from soft by 0.5 there
     assert metrics["credit/shared_tokens"] == pytest.approx(4 / 11)
@@ -85,8 +84,7 @@ def test_tokens_that_upstream_rejects_in_this_step_are_not_counted(queue, monkey
         return trainer_base.tq.kv_batch_put(batch.keys, batch.partition_id, fields=data)
 
     monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", credit_and_reject)
-    metrics = {}
-    trainer("grpo")._compute_advantage(queue.batch(), metrics)
+    metrics = credited(trainer("grpo"), queue.batch())
     # 2 of the 7 counted tokens (4 of p's rows, 3 of q's other row) lie in a segment of both of q's rows
     assert metrics["credit/shared_tokens"] == pytest.approx(2 / 7)
 
@@ -131,8 +129,7 @@ def test_a_credit_reads_the_responses(queue):
 def test_a_rollout_without_segments_shares_nothing(queue, adv_estimator):
     for row in queue.rows.values():
         del row["segment_ids"]
-    metrics = {}
-    trainer(adv_estimator)._compute_advantage(queue.batch(), metrics)
+    metrics = credited(trainer(adv_estimator), queue.batch())
     assert queue.column("advantages") == SOFT and not [name for name in metrics if name.startswith("credit/")]
 
 
@@ -161,7 +158,7 @@ def test_a_tool_whose_every_call_failed_by_its_own_fault_ends_the_run(queue):
     tools("q_0_0", {}, python={"calls": 1, "own_faults": 1}, search={"calls": 1, "own_faults": 0, "malformed": 1})
     assert broken_tools(BatchRows(queue.batch())) == {"python": "no sandbox"}
     with pytest.raises(RuntimeError, match="every call of the tool python failed, by its own fault: no sandbox"):
-        trainer("grpo")._compute_advantage(queue.batch(), {})
+        trainer("grpo")._report_rollouts(BatchRows(queue.batch()))
 
 
 def test_a_number_for_each_token(queue):

@@ -15,7 +15,7 @@ from verl.utils.tensordict_utils import get_tensordict, list_of_dict_to_tensordi
 
 import verl.trainer
 from tests.configs import copied
-from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM
+from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows
 from verl.trainer.ppo.v1.explore_trainer import ExploreTrainer
 
 UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
@@ -55,6 +55,13 @@ def prompts_of(questions: Sequence[str], **columns: list) -> TensorDict:
     messages = [[{"role": "user", "content": question}] for question in questions]
     columns = {"raw_prompt": messages} | columns
     return get_tensordict({name: np.fromiter(column, object) for name, column in columns.items()})
+
+
+def credited(made: ExploreTrainer, batch) -> dict:
+    """Compute the advantages of a batch, as a step does, and return the metrics."""
+    metrics = made._report_rollouts(BatchRows(batch))
+    made._compute_advantage(batch, metrics)
+    return metrics
 
 
 class MemoryQueue:

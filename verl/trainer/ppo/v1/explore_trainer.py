@@ -4,9 +4,10 @@ One step; additions are marked with *:
 
     generate                    * components give settings to the rollouts (`step_settings`, `prompt_settings`)
     balance                     * rows in the data's order; padding rows of two tokens, evenly over mini-batches
-    old log-probs, entropies    * components compute token fields from the entropies, which the rows carry to the loss
+    old log-probs, entropies    * diversity and metrics of groups
+                                * components compute token fields from the entropies, which the rows carry to the loss
     advantages                  * estimators read the rollout's values for each token (`TokenField`)
-                                * diversity, metrics and trees of groups; components read the batch (`after_advantage`)
+                                * trees of groups; components read the batch (`after_advantage`)
     update the actor            * the loss reads the token fields; components act before and after (`around_update`)
     save a checkpoint           * the components' states are saved
 
@@ -170,6 +171,18 @@ class ExploreMixin(WatchedRun):
         tokens = [distinct_tokens(rows, group) for group in groups]
         return place_groups(groups, tokens, padding_rows, n_ranks, n_mini_batches)
 
+    def _report_rollouts(self, rows: BatchRows) -> dict[str, float]:
+        metrics = super()._report_rollouts(rows) | tree_metrics(rows)
+        for tool, said in broken_tools(rows).items():
+            raise RuntimeError(
+                f"step {self.global_steps}: every call of the tool {tool} failed, by its own fault: {said}"
+            )
+        return metrics | diversity_metrics(rows, rows.groups[: self._shown_prompts])
+
+    @property
+    def _shown_prompts(self) -> int:
+        return self.config.trainer.get("tree_prompts", 8)
+
     def _compute_old_log_prob(self, batch, metrics: dict):
         batch = super()._compute_old_log_prob(batch, metrics)
         if self.computed_fields:
@@ -220,23 +233,18 @@ class ExploreMixin(WatchedRun):
             zero_advantages(rows, [row for group in single for row in group.rows])
 
     def _report_step(self, rows: BatchRows, metrics: dict) -> None:
-        """Add metrics of groups and trees, call `after_advantage` of the components, and write the file of trees."""
+        """Add metrics of credit, call `after_advantage` of the components, and write the file of trees."""
         if SEGMENT_IDS.get().max() >= 0:
             norm = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
             rewards = rows.tokens(rewards_column(self.config.algorithm), 0.0)
             metrics.update(credit_metrics(rewards, rows.response_mask, rows.index, norm))
-        metrics.update(tree_metrics(rows))
-        for tool, said in broken_tools(rows).items():
-            raise RuntimeError(
-                f"step {self.global_steps}: every call of the tool {tool} failed, by its own fault: {said}"
-            )
-        shown = self.config.trainer.get("tree_prompts", 8)
-        metrics.update(diversity_metrics(rows, rows.groups[:shown]))
         for component in self.components:
             component.after_advantage(rows, metrics)
         # Whether a rollout kept its tree depends on the step in which it began, which may be earlier than this step.
         before = self.trees_written[self.global_steps]  # number of trees from earlier updates of this step
-        kept = [group for group in rows.groups if writes_trees(self.config, group.order[0])][: shown - before]
+        kept = [group for group in rows.groups if writes_trees(self.config, group.order[0])][
+            : self._shown_prompts - before
+        ]
         if kept:
             nodes = batch_nodes(rows.index, rows.response_mask)
             advantages = segment_advantages(rows, nodes).tolist()

@@ -229,9 +229,9 @@ class WatchedRun:
     def _compute_old_log_prob(self, batch, metrics: dict):
         self.rows = BatchRows(batch)
         with ThreadPoolExecutor(1) as pool:  # otherwise the driver only waits for the workers here
-            fetched = pool.submit(self.rows.fetch, *self._columns_of_rollouts())
+            report = pool.submit(self._report_rollouts, self.rows)
             batch = super()._compute_old_log_prob(batch, metrics)
-        fetched.result()
+        metrics.update(report.result())
         return batch
 
     def _compute_advantage(self, batch, metrics: dict):
@@ -245,6 +245,11 @@ class WatchedRun:
             zero_equal_groups(rows, self.config.algorithm)
             self._after_advantages(rows, metrics)
         return rows.batch
+
+    def _report_rollouts(self, rows: BatchRows) -> dict[str, float]:
+        """Fetch the columns of the rollouts, and return metrics of them."""
+        rows.fetch(*self._columns_of_rollouts())
+        return {}
 
     def _columns_of_rollouts(self) -> Sequence[str]:
         """Return the columns, written before the old log-probabilities, that are read when advantages are computed."""
