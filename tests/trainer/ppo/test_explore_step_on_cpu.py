@@ -9,7 +9,7 @@ from tensordict import NonTensorData
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.arpo.loss import STANDARDIZED_ENTROPY
-from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, credited, config_of, prompts_of, trainer_of
+from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, config_of, credited, prompts_of, trainer_of
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows
 from verl.trainer.ppo.v1.component import components_of
