@@ -158,7 +158,7 @@ def test_a_tool_whose_every_call_failed_by_its_own_fault_ends_the_run(queue):
     tools("q_0_0", {}, python={"calls": 1, "own_faults": 1}, search={"calls": 1, "own_faults": 0, "malformed": 1})
     assert broken_tools(BatchRows(queue.batch())) == {"python": "no sandbox"}
     with pytest.raises(RuntimeError, match="every call of the tool python failed, by its own fault: no sandbox"):
-        trainer("grpo")._report_rollouts(BatchRows(queue.batch()))
+        credited(trainer("grpo"), queue.batch())
 
 
 def test_a_number_for_each_token(queue):
@@ -256,8 +256,7 @@ def test_rows_without_advantages_are_left_out_where_they_add_nothing(monkeypatch
 
 def advantages_with(made, queue, batch) -> dict[str, list[float]]:
     """Return the advantages of the real rows, and the metrics."""
-    metrics = {}
-    made._compute_advantage(batch, metrics)
+    metrics = credited(made, batch)
     real = {key: row["advantages"].tolist() for key, row in queue.rows.items() if not key.startswith("pad")}
     return real | {name: [pytest.approx(value)] for name, value in metrics.items()}
 
@@ -280,10 +279,7 @@ def test_prompts_carry_their_order_and_problem(monkeypatch):
 
 
 def test_standardized_entropy_reaches_the_workers_loss(queue, monkeypatch):
-    monkeypatch.setattr(PPOTrainerSync, "_compute_old_log_prob", lambda self, batch, metrics: batch)
-    metrics = {}
-    made = trainer(**AEPO)
-    made._compute_old_log_prob(queue.batch(), metrics)
+    metrics = credited(trainer(**AEPO), queue.batch())
     # a tool's tokens (9.0) and padding (7.0) do not count
     values = [e for _, mask, entropy, _ in ROWS.values() for m, e in zip(mask, entropy, strict=True) if m]
     mean, std = np.mean(values), np.std(values)

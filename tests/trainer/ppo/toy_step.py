@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -11,11 +12,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from tensordict import TensorDict
 from transfer_queue import BatchMeta, KVBatchMeta
 from transfer_queue.metadata import extract_field_schema
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tensordict_utils import get_tensordict, list_of_dict_to_tensordict
 
 import verl.trainer
 from tests.configs import copied
-from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows
+from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM
 from verl.trainer.ppo.v1.explore_trainer import ExploreTrainer
 
 UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
@@ -58,9 +60,10 @@ def prompts_of(questions: Sequence[str], **columns: list) -> TensorDict:
 
 
 def credited(made: ExploreTrainer, batch) -> dict:
-    """Compute the advantages of a batch, as a step does, and return the metrics."""
-    metrics = made._report_rollouts(BatchRows(batch))
-    made._compute_advantage(batch, metrics)
+    """Compute the advantages of a batch, whose rows have old log-probabilities, as a step does; return the metrics."""
+    metrics: dict = {}
+    with patch.object(PPOTrainerSync, "_compute_old_log_prob", lambda self, batch, metrics: batch):
+        made._compute_advantage(made._compute_old_log_prob(batch, metrics), metrics)
     return metrics
 
 

@@ -55,6 +55,7 @@ from verl.trainer.ppo.v1.tree_reports import (
 )
 from verl.trainer.ppo.v1.watched_run import WatchedRun
 from verl.utils import tensordict_utils as tu
+from verl.utils.fault_reports import RunError
 from verl.utils.parts import GROUP_COMPARISONS, compares, computed_fields, credit_of, parts
 from verl.utils.token_fields import FIELDS, TokenField
 from verl.workers.config.prefix_tree import (
@@ -172,15 +173,16 @@ class ExploreMixin(WatchedRun):
         return place_groups(groups, tokens, padding_rows, n_ranks, n_mini_batches)
 
     def _report_rollouts(self, rows: BatchRows) -> dict[str, float]:
+        """Add metrics of trees and the diversity of groups; raise RunError if every call of a tool failed by its own
+        fault."""
         metrics = super()._report_rollouts(rows) | tree_metrics(rows)
         for tool, said in broken_tools(rows).items():
-            raise RuntimeError(
-                f"step {self.global_steps}: every call of the tool {tool} failed, by its own fault: {said}"
-            )
-        return metrics | diversity_metrics(rows, rows.groups[: self._shown_prompts])
+            raise RunError(f"step {self.global_steps}: every call of the tool {tool} failed, by its own fault: {said}")
+        return metrics | diversity_metrics(rows, rows.groups[: self.shown_prompts])
 
     @property
-    def _shown_prompts(self) -> int:
+    def shown_prompts(self) -> int:
+        """Number of a step's prompts whose diversity is measured and whose trees are written."""
         return self.config.trainer.get("tree_prompts", 8)
 
     def _compute_old_log_prob(self, batch, metrics: dict):
@@ -242,9 +244,8 @@ class ExploreMixin(WatchedRun):
             component.after_advantage(rows, metrics)
         # Whether a rollout kept its tree depends on the step in which it began, which may be earlier than this step.
         before = self.trees_written[self.global_steps]  # number of trees from earlier updates of this step
-        kept = [group for group in rows.groups if writes_trees(self.config, group.order[0])][
-            : self._shown_prompts - before
-        ]
+        free = self.shown_prompts - before
+        kept = [group for group in rows.groups if writes_trees(self.config, group.order[0])][:free]
         if kept:
             nodes = batch_nodes(rows.index, rows.response_mask)
             advantages = segment_advantages(rows, nodes).tolist()

@@ -247,12 +247,12 @@ class WatchedRun:
         return rows.batch
 
     def _report_rollouts(self, rows: BatchRows) -> dict[str, float]:
-        """Fetch the columns of the rollouts, and return metrics of them."""
+        """Fetch the columns of the rollouts, and return metrics of them; runs while the workers compute."""
         rows.fetch(*self._columns_of_rollouts())
         return {}
 
     def _columns_of_rollouts(self) -> Sequence[str]:
-        """Return the columns, written before the old log-probabilities, that are read when advantages are computed."""
+        """Return the columns of the rollouts that `_report_rollouts` and the advantages read."""
         return ("uid", "response_mask", "rm_scores", "rollout_log_probs")
 
     def _computed_columns(self) -> Sequence[str]:
