@@ -10,13 +10,13 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 in_two=(--numprocesses=2 --dist=loadfile)
-# the fewest tests in which each recipe trains: LATR, ARPO, HATO, HAPO
+# the fewest tests in which parts of each recipe train: LATR and HAPO, ARPO, HATO
 each_recipe=(
-    tests/e2e/test_latr_countdown_on_cpu.py
-    tests/e2e/test_arpo_search_task_on_cpu.py
-    tests/e2e/test_hato_countdown_on_cpu.py::test_reptile_moves_the_weights_and_they_reach_the_rollout
+    tests/e2e/test_combinations_on_cpu.py::test_trees_share_tokens_and_the_credit_knows
     tests/e2e/test_combinations_on_cpu.py::test_the_first_step_samples_at_the_plain_temperature_and_later_ones_do_not
     tests/e2e/test_combinations_on_cpu.py::test_the_loss_is_hapos_and_moves_the_policy
+    tests/e2e/test_combinations_on_cpu.py::test_trajectories_fork_without_tools
+    tests/e2e/test_hato_countdown_on_cpu.py::test_reptile_moves_the_weights_and_they_reach_the_rollout
 )
 devices=tests/test_devices_on_fake_cuda.py
 

@@ -10,6 +10,13 @@ from tests.forked import as_in_a_run
 pytestmark = pytest.mark.slow
 
 
+ENDS = {
+    "works": "no error",
+    "raises": "RuntimeError: the engine did not take the new weights: ValueError: lm_head was skipped",
+    "hangs": "TimeoutError: the engine gave no answer to weights for 6 s",
+    "returns early": "RuntimeError: the engine stopped taking weights before it had all of them",
+}
+# one after another, each with a server of its own; prints how each ended
 PROGRAM = """
 import asyncio, os, sys, time
 import ray, torch
@@ -19,8 +26,8 @@ from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
 @ray.remote(num_cpus=0)
 class Server:
-    def __init__(self, behavior):
-        self.behavior = behavior
+    def __init__(self, behavior, replica):
+        self.behavior, self.replica = behavior, replica
         import verl.workers.rollout.vllm_rollout.bucketed_weight_transfer
 
         os.environ["RAY_RAYLET_PID"] = "71"  # which the adapter's process has, too, as it would in a run
@@ -30,7 +37,8 @@ class Server:
 
         if self.behavior == "returns early":
             return
-        address = f"ipc:///tmp/rl-colocate-zmq-{ray.get_runtime_context().get_job_id()}-replica-0-rank-0.sock"
+        job = ray.get_runtime_context().get_job_id()
+        address = f"ipc:///tmp/rl-colocate-zmq-{job}-replica-{self.replica}-rank-0.sock"
         receiver = BucketedWeightReceiver(zmq_handle=address, device=torch.device("cpu"), use_shm=True)
         receiver.receive_weights(self.load)
 
@@ -46,48 +54,43 @@ class Server:
 
 ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=10**8)
 os.environ |= {"RANK": "0", "RAY_LOCAL_WORLD_SIZE": "1", "RAY_RAYLET_PID": "71"}
-weight_transfer.ANSWER_SECONDS = 6 if sys.argv[1] == "hangs" else 60
 one = dict.fromkeys(("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"), 1)
 engine = {"_target_": "verl.workers.config.CheckpointEngineConfig", "update_weights_bucket_megabytes": 1}
 bucket = {"checkpoint_engine": engine}
 config = {"_target_": "verl.workers.config.RolloutConfig", "name": "vllm", "layered_summon": False, **one, **bucket}
-server = Server.options(name="vllm_server_0_0").remote(sys.argv[1])
-ray.get(server.clear_kv_cache.remote())  # it has made its imports
-adapter = ServerAdapter(OmegaConf.create(config), None, None, replica_rank=0)
-weights = ((f"weight{i}", torch.full((200_000,), i + 1.0)) for i in range(2))  # one in a bucket
-started = time.monotonic()
-try:
-    asyncio.run(adapter.update_weights(weights))
-except Exception as error:
-    print(f"RAISED {type(error).__name__}: {error}", flush=True)
-time.sleep(1)  # for the actor's output
-print("SECONDS", time.monotonic() - started)
+servers = [Server.options(name=f"vllm_server_{i}_0").remote(behavior, i) for i, behavior in enumerate(sys.argv[1:])]
+ray.get([server.clear_kv_cache.remote() for server in servers])  # they have made their imports
+for replica, behavior in enumerate(sys.argv[1:]):
+    weight_transfer.ANSWER_SECONDS = 6 if behavior == "hangs" else 60
+    adapter = ServerAdapter(OmegaConf.create(config), None, None, replica_rank=replica)
+    weights = ((f"weight{i}", torch.full((200_000,), i + 1.0)) for i in range(2))  # one in a bucket
+    started, end = time.monotonic(), "no error"
+    try:
+        asyncio.run(adapter.update_weights(weights))
+    except Exception as error:
+        end = f"{type(error).__name__}: {error}"
+    print(f"END {behavior}|{end}|{time.monotonic() - started}", flush=True)
+time.sleep(1)  # for the actors' output
 """
 
 
-def send_to_engine(behavior: str) -> tuple[str, float]:
+@pytest.fixture(scope="module")
+def output() -> str:
     run = {"env": as_in_a_run(os.environ), "capture_output": True, "text": True, "timeout": 300}
-    done = subprocess.run(["python", "-c", PROGRAM, behavior], **run)
-    assert "SECONDS" in done.stdout, done.stderr[-3000:]
-    return done.stdout, float(done.stdout.rsplit("SECONDS", 1)[1])
+    done = subprocess.run(["python", "-c", PROGRAM, *ENDS], **run)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
-def test_weights_arrive():
-    output, _ = send_to_engine("works")
-    assert "LOADED weight0=200000" in output and "LOADED weight1=400000" in output and "RAISED" not in output
+def test_weights_arrive(output):
+    assert "LOADED weight0=200000" in output and "LOADED weight1=400000" in output
 
 
-@pytest.mark.parametrize(
-    "behavior, message",
-    [
-        ("raises", "RAISED RuntimeError: the engine did not take the new weights: ValueError: lm_head was skipped"),
-        ("hangs", "RAISED TimeoutError: the engine gave no answer to weights for 6 s"),
-        ("returns early", "RAISED RuntimeError: the engine stopped taking weights before it had all of them"),
-    ],
-)
-def test_an_engine_that_does_not_take_weights_ends_the_wait(behavior, message):
-    output, seconds = send_to_engine(behavior)
-    assert message in output and seconds < 20
+@pytest.mark.parametrize("behavior", ENDS)
+def test_an_engine_that_does_not_take_weights_ends_the_wait(output, behavior):
+    (line,) = [line for line in output.splitlines() if line.startswith(f"END {behavior}|")]
+    _, end, seconds = line.split("|")
+    assert end == ENDS[behavior] and float(seconds) < 20
 
 
 # the first worker of each run, and its server: four forks, which differ in the variable that their raylet sets
