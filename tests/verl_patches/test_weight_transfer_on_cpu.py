@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from tests.forked import as_in_a_run
+from tests.fresh import output_of
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +17,6 @@ ENDS = {
     "hangs": "TimeoutError: the engine gave no answer to weights for 6 s",
     "returns early": "RuntimeError: the engine stopped taking weights before it had all of them",
 }
-# one after another, each with a server of its own; prints how each ended
 PROGRAM = """
 import asyncio, os, sys, time
 import ray, torch
@@ -76,10 +76,7 @@ time.sleep(1)  # for the actors' output
 
 @pytest.fixture(scope="module")
 def output() -> str:
-    run = {"env": as_in_a_run(os.environ), "capture_output": True, "text": True, "timeout": 300}
-    done = subprocess.run(["python", "-c", PROGRAM, *ENDS], **run)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return output_of(["python", "-c", PROGRAM, *ENDS], as_in_a_run(os.environ), timeout=300)
 
 
 def test_weights_arrive(output):
@@ -90,7 +87,7 @@ def test_weights_arrive(output):
 def test_an_engine_that_does_not_take_weights_ends_the_wait(output, behavior):
     (line,) = [line for line in output.splitlines() if line.startswith(f"END {behavior}|")]
     _, end, seconds = line.split("|")
-    assert end == ENDS[behavior] and float(seconds) < 20
+    assert end.startswith(ENDS[behavior]) and float(seconds) < 20
 
 
 # the first worker of each run, and its server: four forks, which differ in the variable that their raylet sets

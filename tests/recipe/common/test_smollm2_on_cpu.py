@@ -1,7 +1,9 @@
 """SmolLM2 from its package: a folder that transformers loads, or an error that says what to install."""
 
 import ast
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -46,9 +48,11 @@ def test_the_command_installs_what_the_extra_pins():
 @pytest.mark.slow
 def test_the_folder_has_the_weights_tokenizer_and_chat_template(tmp_path, monkeypatch):
     packages = [str(unpacked(requirement, metadata=True)) for requirement in INSTALL.split()[-2:]]
+    command = [sys.executable, "-m", "recipe.common.smollm2", "--output-dir", str(tmp_path / "model")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(packages)}
+    subprocess.run(command, env=environment, cwd=ROOT, check=True)
     for package in packages:
         monkeypatch.syspath_prepend(package)
-    main(["--output-dir", str(tmp_path / "model")])
     import torch
     from gguf import GGUFReader, dequantize
     from transformers import AutoModelForCausalLM, AutoTokenizer
