@@ -203,10 +203,10 @@ def test_skipped_updates_are_counted_and_three_in_a_row_end_the_run(made, monkey
 @pytest.mark.parametrize("column", ["rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"])
 def test_no_update_learns_from_what_is_not_finite(made, monkeypatch, batch, column, value):
     """Even if the gradients would be 0, as with the rewards of an engine whose weights are NaN."""
-    computed = {"advantages": torch.zeros(2), "returns": torch.zeros(2)}
+    made.use_reference_policy = made.use_critic = True
     monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", lambda self, batch, metrics: batch)
     for row in batch.rows.values():
-        row |= computed | {column: torch.zeros(2)}
+        row |= dict.fromkeys(("advantages", "returns", column), torch.zeros(2))
     made._compute_advantage(batch.batch(), {})
     batch.rows["p_1_0"][column] = torch.tensor([0.0, value])
     with pytest.raises(RunError, match=f"step 1: .* NaN or infinity: {column} of 1 of 2 responses, computed by the"):

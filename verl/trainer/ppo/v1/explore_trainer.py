@@ -188,8 +188,7 @@ class ExploreMixin(WatchedRun):
     def _compute_old_log_prob(self, batch, metrics: dict):
         batch = super()._compute_old_log_prob(batch, metrics)
         if self.computed_fields:
-            rows = BatchRows(batch)
-            rows.fetch("entropy", "response_mask")
+            rows = self.rows
             entropy, mask = rows.tokens("entropy", 0.0), rows.response_mask.bool()
             if not_finite := int((~entropy.isfinite() & mask).sum()):
                 metrics["training/not_finite_entropies"] = not_finite
@@ -200,9 +199,6 @@ class ExploreMixin(WatchedRun):
     def _columns_of_rollouts(self) -> Sequence[str]:
         sent = (field.name for field in self._fields_of_rows() if field not in self.computed_fields)
         return (*super()._columns_of_rollouts(), "responses", "extra_fields", ORDER, PROBLEM, *sent)
-
-    def _computed_columns(self) -> Sequence[str]:
-        return (*super()._computed_columns(), *(field.name for field in self.computed_fields))
 
     def _after_advantages(self, rows: BatchRows, metrics: dict) -> None:
         self._zero_single_rows(rows)

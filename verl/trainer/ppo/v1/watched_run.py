@@ -230,14 +230,18 @@ class WatchedRun:
         self.rows = BatchRows(batch)
         with ThreadPoolExecutor(1) as pool:  # otherwise the driver only waits for the workers here
             report = pool.submit(self._report_rollouts, self.rows)
-            batch = super()._compute_old_log_prob(batch, metrics)
+            with self.rows.noted():
+                batch = super()._compute_old_log_prob(batch, metrics)
         metrics.update(report.result())
         return batch
 
     def _compute_advantage(self, batch, metrics: dict):
         rows = self.rows if self.rows and self.rows.keys == list(batch.keys) else BatchRows(batch)
         self.rows = None
-        with rows.held(*self._columns_of_rollouts(), *self._computed_columns()), self._credit_context(rows):
+        written = {"old_log_probs": True, "ref_log_prob": self.use_reference_policy, "values": self.use_critic}
+        names = [*self._columns_of_rollouts(), *(name for name in written if written[name])]
+        absent = [name for name in written if not written[name]]
+        with rows.held(*names, absent=absent), self._credit_context(rows):
             super()._compute_advantage(batch, metrics)
             if culprit := not_finite(rows):
                 raise RunError(f"step {self.global_steps}: nothing can be learnt from NaN or infinity: {culprit}")
@@ -254,10 +258,6 @@ class WatchedRun:
     def _columns_of_rollouts(self) -> Sequence[str]:
         """Return the columns of the rollouts that `_report_rollouts` and the advantages read."""
         return ("uid", "response_mask", "rm_scores", "rollout_log_probs")
-
-    def _computed_columns(self) -> Sequence[str]:
-        """Return the columns that are written with the old log-probabilities or later, and read with the advantages."""
-        return ("old_log_probs", "ref_log_prob", "values")
 
     def _credit_context(self, rows: BatchRows) -> AbstractContextManager:
         """Return a context in which the advantages are computed."""
