@@ -35,7 +35,7 @@ from verl.utils.parts import register_component
 from verl.utils.token_fields import ContextValue
 from verl.workers.config.schedule import filters_groups
 from verl.workers.rollout.prompt_task import PromptSettings
-from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, TREE_METRICS, TrajectoryTree
+from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, TREE_METRICS, TrajectoryTree, shown_prompts
 
 
 def hato_credit(rows: BatchRows, config: DictConfig) -> StepCredit:
@@ -271,7 +271,7 @@ class SuccessfulPaths(Component):
                 self.first_visits.append((group.order, group.problem, paths))
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
-        shown = rows.groups[: self.config.trainer.get("tree_prompts", 8)]
+        shown = rows.groups[: shown_prompts(self.config)]
         is_right = (rows.rewards.sum(-1) > self.threshold).tolist()
         right_rows = [[row for row in group.rows if is_right[row]] for group in shown]
         right = [[path.tolist() for path in rows.column("responses", own)] for own in right_rows]

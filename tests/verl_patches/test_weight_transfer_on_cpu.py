@@ -84,7 +84,7 @@ def test_weights_arrive(output):
 
 
 @pytest.mark.parametrize("behavior", ENDS)
-def test_an_engine_that_does_not_take_weights_ends_the_wait(output, behavior):
+def test_the_wait_for_the_engine_ends_with_the_cause(output, behavior):
     (line,) = [line for line in output.splitlines() if line.startswith(f"END {behavior}|")]
     _, end, seconds = line.split("|")
     assert end.startswith(ENDS[behavior]) and float(seconds) < 20

@@ -326,6 +326,11 @@ def writes_trees(config, step: int) -> bool:
     return freq > 0 and step % freq == 0
 
 
+def shown_prompts(config) -> int:
+    """Return the number of a step's prompts whose diversity is measured and whose trees are written."""
+    return config.trainer.get("tree_prompts", 8)
+
+
 def split_steps(
     segments: Sequence[Segment],
     text_of: Callable[[int], str],

@@ -137,25 +137,13 @@ class BatchRows:
             self._columns |= {name: _cells(data[name]) if name in data.keys() else None for name in missing}
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
-        """Keep what upstream's trainer writes of these rows until the end, so that it need not be fetched."""
-
-        def put(keys: Sequence[str], partition_id: str, fields: TensorDict):
-            if list(keys) == self.keys:
-                self._columns |= {name: _cells(column) for name, column in fields.items()}
-            return tq.kv_batch_put(keys=keys, partition_id=partition_id, fields=fields)
-
-        with patch.object(trainer_base, "tq", SimpleNamespace(kv_batch_get=tq.kv_batch_get, kv_batch_put=put)):
-            yield
-
-    @contextmanager
     def held(self, *names: str, absent: Sequence[str] = ()) -> Iterator[None]:
         """Fetch columns in one request, from which upstream's trainer is answered until the end; what it writes and
-        what is `put` in the meantime is then sent in one request. Nothing is sent after an exception. The batch does
-        not have the columns `absent`.
+        what is `put` in the meantime is then sent in one request, and kept here. Nothing is sent after an exception.
+        The batch does not have the columns `absent`.
 
-        Upstream's `_compute_advantage` (verl 0.9.1) asks by `trainer_base.tq`, which is replaced here for this time. A
-        request takes longer than a small batch's advantages.
+        Upstream's `_compute_old_log_prob` and `_compute_advantage` (verl 0.9.1) ask by `trainer_base.tq`, which is
+        replaced here for this time. A request takes longer than a small batch's advantages.
         """
         self._columns |= dict.fromkeys(absent)
         self.fetch(*names)
@@ -255,11 +243,8 @@ class BatchRows:
             return self._set(name, rows, cells)
         fields = TensorDict({name: _nested(cells)}, batch_size=len(cells))
         tq.kv_batch_put(keys=[self.keys[row] for row in rows], partition_id=self.partition_id, fields=fields)
+        self._columns.pop(name, None)
         self._padded.pop(name, None)
-        if len(cells) == len(self):
-            self._columns[name] = cells
-        else:
-            self._columns.pop(name, None)
 
 
 def _cells(column) -> list:

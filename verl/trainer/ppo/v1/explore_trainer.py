@@ -67,7 +67,7 @@ from verl.workers.config.prefix_tree import (
 from verl.workers.rollout.contexts import CONTEXTS
 from verl.workers.rollout.engines.vllm_server import serve_top_logprobs
 from verl.workers.rollout.prompt_task import PROMPT_SETTINGS, STEP_SETTINGS, PromptSettings
-from verl.workers.rollout.trajectory_tree import writes_trees
+from verl.workers.rollout.trajectory_tree import shown_prompts, writes_trees
 from verl.workers.utils.field_losses import ppo_loss_with_fields
 from verl_patches.short_padding_rows import shorten_padding_rows
 
@@ -178,23 +178,20 @@ class ExploreMixin(WatchedRun):
         metrics = super()._report_rollouts(rows) | tree_metrics(rows)
         for tool, said in broken_tools(rows).items():
             raise RunError(f"step {self.global_steps}: every call of the tool {tool} failed, by its own fault: {said}")
-        return metrics | diversity_metrics(rows, rows.groups[: self.shown_prompts])
-
-    @property
-    def shown_prompts(self) -> int:
-        """Number of a step's prompts whose diversity is measured and whose trees are written."""
-        return self.config.trainer.get("tree_prompts", 8)
+        return metrics | diversity_metrics(rows, rows.groups[: shown_prompts(self.config)])
 
     def _compute_old_log_prob(self, batch, metrics: dict):
-        batch = super()._compute_old_log_prob(batch, metrics)
+        super()._compute_old_log_prob(batch, metrics)
         if self.computed_fields:
             rows = self.rows
             entropy, mask = rows.tokens("entropy", 0.0), rows.response_mask.bool()
             if not_finite := int((~entropy.isfinite() & mask).sum()):
                 metrics["training/not_finite_entropies"] = not_finite
-            for name, values in compute_fields(self.computed_fields, self.components, entropy, mask, metrics).items():
-                rows.put(name, values)
-        return batch
+            fields = compute_fields(self.computed_fields, self.components, entropy, mask, metrics)
+            with rows.held():
+                for name, values in fields.items():
+                    rows.put(name, values)
+        return self.rows.batch
 
     def _columns_of_rollouts(self) -> Sequence[str]:
         sent = (field.name for field in self._fields_of_rows() if field not in self.computed_fields)
@@ -240,7 +237,7 @@ class ExploreMixin(WatchedRun):
             component.after_advantage(rows, metrics)
         # Whether a rollout kept its tree depends on the step in which it began, which may be earlier than this step.
         before = self.trees_written[self.global_steps]  # number of trees from earlier updates of this step
-        free = self.shown_prompts - before
+        free = shown_prompts(self.config) - before
         kept = [group for group in rows.groups if writes_trees(self.config, group.order[0])][:free]
         if kept:
             nodes = batch_nodes(rows.index, rows.response_mask)

@@ -230,18 +230,17 @@ class WatchedRun:
         self.rows = BatchRows(batch)
         with ThreadPoolExecutor(1) as pool:  # otherwise the driver only waits for the workers here
             report = pool.submit(self._report_rollouts, self.rows)
-            with self.rows.noted():
-                batch = super()._compute_old_log_prob(batch, metrics)
+            with self.rows.held():
+                super()._compute_old_log_prob(batch, metrics)
         metrics.update(report.result())
-        return batch
+        return self.rows.batch
 
     def _compute_advantage(self, batch, metrics: dict):
         rows = self.rows if self.rows and self.rows.keys == list(batch.keys) else BatchRows(batch)
         self.rows = None
-        written = {"old_log_probs": True, "ref_log_prob": self.use_reference_policy, "values": self.use_critic}
-        names = [*self._columns_of_rollouts(), *(name for name in written if written[name])]
-        absent = [name for name in written if not written[name]]
-        with rows.held(*names, absent=absent), self._credit_context(rows):
+        made = {"ref_log_prob": self.use_reference_policy, "values": self.use_critic}
+        absent = [name for name, is_made in made.items() if not is_made]
+        with rows.held(*self._columns_of_rollouts(), "old_log_probs", *made, absent=absent), self._credit_context(rows):
             super()._compute_advantage(batch, metrics)
             if culprit := not_finite(rows):
                 raise RunError(f"step {self.global_steps}: nothing can be learnt from NaN or infinity: {culprit}")
