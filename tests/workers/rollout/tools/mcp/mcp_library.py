@@ -30,7 +30,7 @@ async def search(query: str) -> str:
     if query == "stuck":
         time.sleep(60)
     if query == "huge":
-        return "x" * 20_000_000
+        return "x" * 5_000_000  # twice in the result
     if query == "hostile":
         return HOSTILE
     if query == "bad":
