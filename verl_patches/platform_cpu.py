@@ -15,6 +15,8 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry, platform_manage
 from verl_patches import cpu_device
 from vllm_patches import cpu_version_name
 
+CHUNK_ELEMENTS = 2**22  # logits of one call, 16 MiB in float32
+
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
@@ -128,8 +130,27 @@ def receive_copies_of_shared_memory(bucketed_weight_transfer: ModuleType) -> Non
     bucketed_weight_transfer.BucketedWeightReceiver = CopyingWeightReceiver
 
 
+def take_logsumexp_of_many_tokens(torch_functional: ModuleType) -> None:
+    """Compute log-probabilities with a call of logsumexp for many tokens; values and gradients are upstream's, exactly.
+
+    verl 0.9.1 calls it for each row of the logits. In packed sequences a row is a token, and with a small model the
+    calls take longer than the computation. This can go when upstream takes many rows at once.
+    """
+    original = torch_functional.logprobs_from_logits_v2
+
+    def logprobs_from_logits_v2(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if logits.dtype not in (torch.float32, torch.float64):
+            return original(logits, labels)
+        rows = max(1, CHUNK_ELEMENTS // logits.shape[-1])
+        norms = torch.cat([chunk.logsumexp(-1) for chunk in logits.flatten(0, -2).split(rows)])
+        return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - norms.view_as(labels)
+
+    torch_functional.logprobs_from_logits_v2 = logprobs_from_logits_v2
+
+
 # upstream's module -> function that repairs it once it has been imported
 REPAIRS = {
+    "verl.utils.torch_functional": take_logsumexp_of_many_tokens,
     "verl.utils.distributed": use_plain_gloo_process_group,
     "verl.trainer.ppo.v1.replay_buffer": poll_replay_buffer_often,
     "verl.workers.engine.fsdp.transformer_impl": keep_the_reference_policy_where_it_is,

@@ -13,30 +13,14 @@ from tests.configs import UPSTREAM as UPSTREAM_CONFIGS
 from verl.utils.parts import load_choices
 
 # keys that the benchmark sets at the start of our side, as recipe/common/run_explore.sh does
-SET_BY_SCRIPT = {
-    "actor_rollout_ref.actor.fsdp_config.seed",
-    "actor_rollout_ref.model.path",
-    "actor_rollout_ref.rollout.seed",
-    "data.seed",
-    "data.train_files",
-    "data.val_files",
-    "trainer.default_local_dir",
-    "trainer.experiment_name",
-    "trainer.project_name",
-}
+SET_BY_SCRIPT = {f"actor_rollout_ref.{key}" for key in ("actor.fsdp_config.seed", "model.path", "rollout.seed")}
+SET_BY_SCRIPT |= {f"data.{key}" for key in ("seed", "train_files", "val_files")}
+SET_BY_SCRIPT |= {f"trainer.{key}" for key in ("default_local_dir", "experiment_name", "project_name")}
 # keys of the compared trainers and of the reward manager, which also reports lengths on our side
-COMPARED = {
-    "actor_rollout_ref.actor._target_",
-    "actor_rollout_ref.ref._target_",
-    "actor_rollout_ref.rollout._target_",
-    "algorithm._target_",
-    "reward.reward_manager.module.path",
-    "reward.reward_manager.name",
-    "reward.reward_manager.source",
-    "trainer.checkpoint_callback_class",
-    "trainer.max_actor_ckpt_to_keep",
-    "trainer.v1.trainer_mode",
-}
+TYPED = ("algorithm", *(f"actor_rollout_ref.{name}" for name in ("actor", "ref", "rollout")))
+COMPARED = {f"{name}._target_" for name in TYPED}
+COMPARED |= {f"reward.reward_manager.{key}" for key in ("module.path", "name", "source")}
+COMPARED |= {f"trainer.{key}" for key in ("checkpoint_callback_class", "max_actor_ckpt_to_keep", "v1.trainer_mode")}
 
 
 def leaves(config: DictConfig, prefix: str = "") -> dict:

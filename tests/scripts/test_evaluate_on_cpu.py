@@ -80,9 +80,8 @@ def test_other_weights_in_the_same_folder_are_told_apart(tmp_path):
     file.write_bytes(b"a" * (3 << 20))
     merged = Checkpoint(str(tmp_path / "outputs/run/global_step_5/merged"), 5)
     first = fingerprint(merged)
-    assert (
-        first == fingerprint(Checkpoint(str(file.parent / "huggingface"), 5)) != fingerprint(Checkpoint("Qwen/Q", None))
-    )
+    same, other = Checkpoint(str(file.parent / "huggingface"), 5), Checkpoint("Qwen/Q", None)
+    assert first == fingerprint(same) != fingerprint(other)
     file.write_bytes(b"a" * ((3 << 20) - 1) + b"b")
     assert fingerprint(merged) != first
     assert fingerprint(Checkpoint("Qwen/Qwen3-0.6B", None)) is None

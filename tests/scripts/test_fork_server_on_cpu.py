@@ -46,9 +46,8 @@ def test_a_fork_tells_what_the_interpreter_tells(served, tmp_path, how):
     options = {"cwd": tmp_path, "input": "ünï", "env": served | {"ODD": "a\nb"}}
     ours = python(served, *arguments, "--flag", "ö ", **options)
     theirs = python(served, *arguments, "--flag", "ö ", executable=sys.executable, **options)
-    assert (
-        (ours.returncode, ours.stdout, ours.stderr) == (theirs.returncode, theirs.stdout, theirs.stderr) != (0, "", "")
-    )
+    ends = [(run.returncode, run.stdout, run.stderr) for run in (ours, theirs)]
+    assert ends[0] == ends[1] != (0, "", "")
 
 
 @pytest.mark.parametrize(

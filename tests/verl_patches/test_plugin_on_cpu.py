@@ -113,10 +113,8 @@ def test_a_foreign_recipe_package_is_refused_with_both_paths(wheel_site, tmp_pat
     assert "latr" in words_of(program, path=path)[0]
     (tmp_path / "recipe/__init__.py").touch()
     refused = python(program, path=path)
-    assert (
-        refused.returncode
-        and f"lies in {tmp_path}/recipe, and the methods of this run in {own}/recipe" in refused.stderr
-    )
+    message = f"lies in {tmp_path}/recipe, and the methods of this run in {own}/recipe"
+    assert refused.returncode and message in refused.stderr
 
 
 def test_upstream_wins_over_a_module_of_the_same_name(tmp_path):

@@ -29,14 +29,10 @@ def test_each_published_layout(tmp_path, name, suffix):
     result = read(tmp_path, name, [row], suffix)
     (question,) = result.questions
     assert (question.id, question.answers, result.left_out) == (number, answers, {})
-    assert (
-        question.text.startswith(text) if name in ("countdown", "code", "humaneval", "mbpp") else question.text == text
-    )
-    user = question.prompt[-1]
-    assert user == {
-        "role": "user",
-        "content": f"{text}\n\n{BOXED_INSTRUCTION}" if rule(name) == "math" else question.text,
-    }
+    adds_a_format = name in ("countdown", "code", "humaneval", "mbpp")
+    assert question.text.startswith(text) if adds_a_format else question.text == text
+    content = f"{text}\n\n{BOXED_INSTRUCTION}" if rule(name) == "math" else question.text
+    assert question.prompt[-1] == {"role": "user", "content": content}
     assert (len(question.prompt) == 2) == (find_benchmark(name).style == "answer")
 
 
