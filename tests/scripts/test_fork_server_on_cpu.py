@@ -196,5 +196,6 @@ def test_a_hangup_ends_neither_the_server_nor_a_fork_under_nohup(served):
     time.sleep(0.3)
     out, _ = client.communicate("", timeout=30)
     assert (client.returncode, out) == (0, "went on\n")
-    heard = python(served, "-c", "import os; os.kill(os.getpid(), 1)")  # without nohup a fork hears it
+    hearing = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}  # as without nohup
+    heard = python(served, "-c", "import os; os.kill(os.getpid(), 1)", **hearing)
     assert heard.returncode == -signal.SIGHUP

@@ -26,12 +26,13 @@ open({pid_file!r}, "w").write(str(child.pid))
 """
 
 
-def hear_sigint() -> None:
-    """A shell starts background jobs with SIGINT ignored, and children inherit that; here it is tested."""
+def hear_signals() -> None:
+    """A shell starts background jobs with SIGINT ignored, nohup a test run with SIGHUP, and children inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def launch(run_dir: Path, code: str, preexec_fn=hear_sigint) -> subprocess.Popen:
+def launch(run_dir: Path, code: str, preexec_fn=hear_signals) -> subprocess.Popen:
     command = [sys.executable, str(ROOT / "scripts/launch.py"), str(run_dir), "--", sys.executable, "-c", code]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, cwd=ROOT, preexec_fn=preexec_fn, **pipes)
@@ -59,10 +60,8 @@ def test_no_orphans_when_the_run_ends(tmp_path, then):
     pid = read_pid(tmp_path / "pid")
     _, errors = launcher.communicate(timeout=60)
     assert gone(pid)
-    if then == "pass":
-        assert launcher.returncode == 0
-    else:
-        assert launcher.returncode != 0
+    assert (launcher.returncode == 0) == (then == "pass")
+    if then != "pass":
         assert ("no more" in errors) or ("SIGKILL" in errors)
         assert "train.log" in errors and "The same command begins anew" in errors
 

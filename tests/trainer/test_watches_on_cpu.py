@@ -164,7 +164,7 @@ import sys, threading, time
 from verl.trainer import watches
 watches.TASK_RUNNER_SECONDS, watches.START_SECONDS = 0.2, {start}
 state = [0]
-watch = watches.ProgressWatch(1.0, lambda: state[0], print)
+watch = watches.ProgressWatch(1.0, lambda: state[0], lambda message: print(message, flush=True))
 watch.start()
 {work}
 print("ENDED BY ITSELF")
