@@ -46,8 +46,8 @@ def test_a_fork_tells_what_the_interpreter_tells(served, tmp_path, how):
     options = {"cwd": tmp_path, "input": "ünï", "env": served | {"ODD": "a\nb"}}
     ours = python(served, *arguments, "--flag", "ö ", **options)
     theirs = python(served, *arguments, "--flag", "ö ", executable=sys.executable, **options)
-    ends = [(run.returncode, run.stdout, run.stderr) for run in (ours, theirs)]
-    assert ends[0] == ends[1] != (0, "", "")
+    our_end, their_end = ((run.returncode, run.stdout, run.stderr) for run in (ours, theirs))
+    assert our_end == their_end != (0, "", "")
 
 
 @pytest.mark.parametrize(
@@ -196,6 +196,7 @@ def test_a_hangup_ends_neither_the_server_nor_a_fork_under_nohup(served):
     time.sleep(0.3)
     out, _ = client.communicate("", timeout=30)
     assert (client.returncode, out) == (0, "went on\n")
-    hearing = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}  # as without nohup
+    # the tests themselves may run under nohup
+    hearing = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}
     heard = python(served, "-c", "import os; os.kill(os.getpid(), 1)", **hearing)
     assert heard.returncode == -signal.SIGHUP

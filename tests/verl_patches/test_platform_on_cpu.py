@@ -1,4 +1,4 @@
-"""What the CPU platform computes in upstream's place is upstream's, exactly."""
+"""The CPU platform's log-probabilities and their gradients are exactly upstream's."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,6 @@ def test_log_probs_and_gradients_are_upstreams(monkeypatch, shape):
         values = []
         for function in (upstreams, patched.logprobs_from_logits_v2):
             leaf = logits.to(dtype).requires_grad_()
-            values.append(
-                [log_probs := function(leaf, labels), *torch.autograd.grad((weights * log_probs).sum(), leaf)]
-            )
+            log_probs = function(leaf, labels)
+            values.append([log_probs, *torch.autograd.grad((weights * log_probs).sum(), leaf)])
         assert all(map(torch.equal, *values))
