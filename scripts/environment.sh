@@ -19,6 +19,8 @@ use_hardware() {
         # verl chooses a platform when it is imported, before any config is read
         export VERL_PLATFORM=cpu HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1}
         export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=PASSIVE
+        # each vLLM engine would compile, for four seconds, a function that counts the tokens above a log-probability
+        export TORCH_COMPILE_DISABLE=${TORCH_COMPILE_DISABLE:-1}
         # Ray would start workers before it knows the run's environment, and use none of them
         export RAY_prestart_worker_first_driver=0
         ;;

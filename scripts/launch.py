@@ -238,15 +238,14 @@ def first_cause(errors: list[str], log: list[str]) -> list[str]:
     return [f"error: {name} (process {pid}) raised {error}" for name, pid, error in raised[:1]]
 
 
-def draw_curves(run_dir: Path) -> Path | None:
-    """Draw RUN_DIR/curves.png and return its path; None if it cannot be drawn, which does not make the run fail."""
-    from recipe.common.reporting.run_metrics import load_metrics, plot_runs
-
-    try:
-        return plot_runs({run_dir.name: load_metrics(run_dir)}, run_dir / "curves.png")
-    except (ValueError, FileNotFoundError) as error:
-        print(f"no curves: {error}", file=sys.stderr)
-        return None
+def draw_curves(run_dir: Path, python: str, environment: dict[str, str]) -> str:
+    """Draw RUN_DIR/curves.png and return its name; "" if it cannot be drawn, which does not make the run fail. Where
+    `python` is a fork server's client, a fork has made the imports."""
+    command = [python, str(HERE / "plot_run.py"), str(run_dir)]
+    drawn = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if drawn.returncode:
+        print(f"no curves: {drawn.stderr.strip()[-800:]}", file=sys.stderr)
+    return "" if drawn.returncode else "curves.png"
 
 
 def main(arguments: list[str]) -> int:
@@ -275,15 +274,16 @@ def main(arguments: list[str]) -> int:
         start = log.tell()
         output = None if verbose else log
         try:
-            environment = os.environ | {"VERL_LOCKED_DIR": os.path.realpath(run_dir)}
+            environment, python = os.environ | {"VERL_LOCKED_DIR": os.path.realpath(run_dir)}, sys.executable
             if environment.get("VERL_PLATFORM") == "cpu" and command[0] == "python":
                 environment |= fork_server.start(log)[0]
-                command[0] = str(fork_server.CLIENT)
+                python = command[0] = str(fork_server.CLIENT)
             with_launcher = partial(fork_server.end_with_parent, signal.SIGTERM)
             progress = Progress(run_dir / "metrics.jsonl", steps)
             options = {"stdout": output, "stderr": output, "env": environment, "pass_fds": [lock]}
             run = subprocess.Popen(command, preexec_fn=with_launcher, **options)
             code = wait(run, progress)
+            curves = "" if code else draw_curves(run_dir, python, environment)
         except Interrupted as interrupted:
             (number,) = interrupted.args
             end_descendants()
@@ -298,8 +298,7 @@ def main(arguments: list[str]) -> int:
         return code if code > 0 else 128 - code
     for warning in dict.fromkeys(WARNED.findall(log_text(run_dir, start))):
         print(warning[:800], file=sys.stderr)
-    curves = draw_curves(run_dir)
-    print(f"Results in {run_dir}: metrics.jsonl, train.log" + (f", {curves.name}" if curves else ""))
+    print(", ".join(filter(None, (f"Results in {run_dir}: metrics.jsonl", "train.log", curves))))
     return 0
 
 

@@ -17,6 +17,9 @@ gc.disable()
 # Hydra composes some hundred configs: libyaml reads their files ten times as fast as the parser in Python
 yaml.SafeLoader = yaml.CSafeLoader
 
+# as in runs without GPUs (scripts/environment.sh)
+os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+
 # these wait for minutes in all: begun last, they would wait when nothing else is left to do
 FIRST = ("test_python_tool_on_cpu.py", "test_watches_on_cpu.py", "test_gpu_kernels_on_cpu.py")
 
