@@ -10,7 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from recipe.common.reporting.run_metrics import load_metrics, plot_runs
+from recipe.common.reporting.run_curves import plot_runs
+from recipe.common.reporting.run_metrics import load_metrics
 
 
 def run_labels(runs: list[Path], names: str | None) -> list[str]:

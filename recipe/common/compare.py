@@ -31,7 +31,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.report import commit, interval, parser_of, write_report
 from recipe.common.compare_runs import ROOT, area, command_of, environment_of, in_parallel, scripts, trained
-from recipe.common.reporting.run_metrics import STYLE
+from recipe.common.reporting.run_curves import STYLE
 from verl.utils.atomic_files import replacing
 
 AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}

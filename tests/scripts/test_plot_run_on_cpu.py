@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from recipe.common.reporting.run_metrics import CURVES, load_metrics, phase_seconds, plot_runs, validation_accuracy
+from recipe.common.reporting.run_curves import CURVES, plot_runs
+from recipe.common.reporting.run_metrics import load_metrics, phase_seconds, validation_accuracy
 from tests.scripts.loading import load_script
 
 
