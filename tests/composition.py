@@ -4,7 +4,8 @@
 
 A combination is refused by the checks that stop a run before Ray starts, or takes a step of recipe/common/explain.py:
 its prompts are rolled out by what the config names, once for each tree, environment and sampler; rewards differ among
-the trajectories of a prompt; estimator and loss are the real ones; the gradient must be finite and not zero.
+the trajectories of a prompt; estimator and loss are the real ones; the gradient must be finite and not zero. Every two
+parts are checked together, and every three but a credit with a tree or environment and a sampler or loss.
 
 The parts are those that are registered (verl.utils.parts), with their smallest settings.
 """
@@ -68,7 +69,7 @@ def pairs(cell: Cell) -> set[tuple]:
 
 def covering_cells() -> list[Cell]:
     """Return combinations that are not refused and that hold every two parts which go together (a covering array)."""
-    open_pairs = {cell: pairs(cell) for cell in cells() if refusal(cell) is None}
+    open_pairs = {cell: pairs(cell) for cell in cells() if first_refusal(cell) is None}
     missing, chosen = set().union(*open_pairs.values()), []
     # the number of missing pairs that a cell has, negated, or more of them: numbers only get smaller
     heap = [(-len(own), number, cell) for number, (cell, own) in enumerate(open_pairs.items())]
@@ -168,6 +169,16 @@ def refusal(cell: Cell) -> str | None:
     return _message(check_parts, config_of(cell))
 
 
+def first_refusal(cell: Cell) -> str | None:
+    """Why one of the three combinations that share its pairs of parts is refused; None: none of them is."""
+    others = (
+        cell._replace(credit="grpo"),
+        cell._replace(sampler="plain", loss="vanilla"),
+        cell._replace(tree="plain", environment="none"),
+    )
+    return next(filter(None, map(refusal, others)), None)
+
+
 # ---- a step ----
 
 
@@ -192,6 +203,7 @@ def take_step(cell: Cell) -> None:
     Raises:
         ArithmeticError: the gradient is not finite, or zero everywhere: nothing is learnt.
     """
+    assert refusal(cell) is None, cell
     config = config_of(cell)
     _, gradient = training_step(config, components_of(config), batch_of(cell.tree, cell.environment, cell.sampler))
     largest = gradient.abs().max()
@@ -226,7 +238,7 @@ def _entry(tree: str, environment: str, credit: str, reasons: dict[str, int]) ->
     """`yes`, or for which samplers and losses not, with the number of the reason."""
     refused: dict[str, list[tuple[str, str]]] = {}
     for sampler, loss in product(SAMPLERS, LOSSES):
-        if reason := refusal(Cell(tree, environment, sampler, credit, loss)):
+        if reason := first_refusal(Cell(tree, environment, sampler, credit, loss)):
             refused.setdefault(reason, []).append((sampler, loss))
     notes = [f"not {_shortly(where)} ({reasons.setdefault(why, len(reasons) + 1)})" for why, where in refused.items()]
     return "; ".join(notes) or "yes"
