@@ -19,17 +19,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-import verl.trainer
 from recipe.common.explain import Batch, WordCount, roll_out, toy, training_step
-from recipe.common.menu import CONFIG, choices
-from tests.configs import copied
+from recipe.common.menu import choices
+from tests.configs import composed_groups, copied
 from verl.trainer.checks.parts import TYPED_SECTIONS, check_parts, check_typed_section
 from verl.trainer.ppo.v1.component import components_of
 from verl.trainer.ppo.v1.explore_trainer import compute_fields
-from verl.utils.parts import computed_fields, load_choices, nested, parts
+from verl.utils.parts import computed_fields, nested, parts
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/composition.md"
 MARK = "<!-- made by python tests/composition.py -->\n"
@@ -91,11 +89,8 @@ def covering_cells() -> list[Cell]:
 @cache
 def composed(tree: str, environment: str) -> DictConfig:
     """Hydra's config of a tree in an environment, with short responses and small groups."""
-    upstream = Path(verl.trainer.__path__[0]) / "config"
-    load_choices()
-    overrides = [f"hydra.searchpath=[file://{upstream}]", "hardware=cpu", "trainer.experiment_name=composition"]
-    with initialize_config_dir(str(CONFIG), version_base=None):
-        config = compose("explore", [*overrides, f"tree={tree}", f"environment={environment}"])
+    groups = ("hardware=cpu", f"tree={tree}", f"environment={environment}")
+    config = copied(composed_groups("common", "explore", groups))
     OmegaConf.set_struct(config, False)
     count = {"class_path": f"{WordCount.__module__}.WordCount"}
     _update(config, SMALL)
@@ -171,12 +166,8 @@ def refusal(cell: Cell) -> str | None:
 
 def first_refusal(cell: Cell) -> str | None:
     """Why one of the three combinations that share its pairs of parts is refused; None: none of them is."""
-    others = (
-        cell._replace(credit="grpo"),
-        cell._replace(sampler="plain", loss="vanilla"),
-        cell._replace(tree="plain", environment="none"),
-    )
-    return next(filter(None, map(refusal, others)), None)
+    changes = {"credit": "grpo"}, {"sampler": "plain", "loss": "vanilla"}, {"tree": "plain", "environment": "none"}
+    return next(filter(None, (refusal(cell._replace(**change)) for change in changes)), None)
 
 
 # ---- a step ----

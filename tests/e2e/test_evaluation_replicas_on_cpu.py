@@ -6,21 +6,19 @@ from pathlib import Path
 
 import httpx
 import pytest
-from hydra import compose, initialize_config_dir
 
+from tests.configs import evaluation_config
 from tests.forked import as_in_a_run
 from verl.evaluation import main
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def samples_of(inputs: Path, replicas: int) -> dict[tuple, str]:
     """(question, sample) -> response, of an evaluation that starts its own server."""
-    with initialize_config_dir(str(ROOT / "recipe/common/config"), version_base=None):
-        settings = ["experiment=toy", "benchmark=countdown", f"files={inputs}/test.parquet", f"model={inputs}/model"]
-        settings += [f"output_dir={inputs}/{replicas}", "n=16", "max_tokens=12", "temperature=1", "top_p=1", "top_k=-1"]
-        main.evaluate(compose("evaluate", [*settings, f"server.data_parallel={replicas}"]))
+    settings = ["experiment=toy", "benchmark=countdown", f"files={inputs}/test.parquet", f"model={inputs}/model"]
+    settings += [f"output_dir={inputs}/{replicas}", "n=16", "max_tokens=12", "temperature=1", "top_p=1", "top_k=-1"]
+    main.evaluate(evaluation_config(*settings, f"server.data_parallel={replicas}"))
     _, *lines = (inputs / str(replicas) / "toy/countdown.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     return {(row["question"], row["sample"]): row["response"] for row in rows}

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
@@ -22,12 +21,10 @@ from recipe.tasks.word_problems.data import WordProblemsConfig, write_word_probl
 from tests.configs import composed
 from tests.forked import CPU, run_two_at_a_time, with_forks
 from verl.trainer.checks.settle import settle
-from verl.utils.parts import load_choices
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-UPSTREAM = "hydra.searchpath=[pkg://recipe.common.config,pkg://verl.trainer.config]"
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
     for path in (ROOT / "recipe").glob("*/*.sh")
@@ -205,9 +202,7 @@ def test_every_recipe_trains_on_the_number_walk(tmp_path):
         for part in ("(24 + 40)", "_walk_seed0"):
             assert part in result.stdout, result.stdout
     (_, _, *arguments), _ = json.loads((tmp_path / "3.json").read_text())
-    load_choices()
-    with initialize_config_dir(str(ROOT / arguments[1]), version_base=None):
-        config = compose(arguments[3], [*arguments[4:], UPSTREAM])
+    config = composed(arguments[3], *arguments[4:], recipe="hato")
     assert config.hato.tree.step_delimiter == "\n" and config.data.val_files == f"{tmp_path}/valid.parquet"
     assert config.reward.custom_reward_function.path == "pkg://recipe.tasks.walk.reward"
 
