@@ -17,7 +17,7 @@ gc.disable()
 # Hydra composes some hundred configs: libyaml reads their files ten times as fast as the parser in Python
 yaml.SafeLoader = yaml.CSafeLoader
 
-# as in runs without GPUs (scripts/environment.sh)
+# scripts/environment.sh sets this for runs without GPUs
 os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 # these wait for minutes in all: begun last, they would wait when nothing else is left to do
