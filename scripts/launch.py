@@ -243,9 +243,11 @@ def draw_curves(run_dir: Path, python: str, environment: dict[str, str]) -> str:
     `python` is a fork server's client, a fork has made the imports."""
     command = [python, str(HERE / "plot_run.py"), str(run_dir)]
     drawn = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if drawn.returncode:
-        print(f"no curves: {drawn.stderr.strip()[-800:]}", file=sys.stderr)
-    return "" if drawn.returncode else "curves.png"
+    if drawn.returncode == 0:
+        return "curves.png"
+    *_, message = drawn.stderr.splitlines() or [f"exit code {drawn.returncode}"]
+    print(f"no curves: {message[:800]}", file=sys.stderr)
+    return ""
 
 
 def main(arguments: list[str]) -> int:
@@ -283,6 +285,7 @@ def main(arguments: list[str]) -> int:
             options = {"stdout": output, "stderr": output, "env": environment, "pass_fds": [lock]}
             run = subprocess.Popen(command, preexec_fn=with_launcher, **options)
             code = wait(run, progress)
+            ignore_endings()
             curves = "" if code else draw_curves(run_dir, python, environment)
         except Interrupted as interrupted:
             (number,) = interrupted.args

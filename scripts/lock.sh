@@ -15,6 +15,12 @@ compile() {
         --no-emit-find-links --output-file "$work/packages.txt"
 }
 
+# write_lock FILE: FILE gets packages.txt, so that the next lock begins without it.
+write_lock() {
+    mv "$work/packages.txt" "$1"
+    echo "$1: $(grep -c == "$1") packages"
+}
+
 # pins EXTRA: prints the packages that the extra pins.
 pins() {
     grep "^$1 = " pyproject.toml | grep -o '[a-z-]*==[^"]*'
@@ -39,17 +45,16 @@ END
     if [ "$extra" = cpu ]; then # torch's CPU build does not need these packages
         sed -i -E '/^(nvidia-|cuda-|triton)/d' "$work/packages.txt"
     fi
-    mv "$work/packages.txt" "$file"
-    echo "$file: $(grep -c == "$file") packages"
+    write_lock "$file"
 }
 
 # lock_tasks: what is installed after requirements-cpu.lock, whose versions count here too.
 lock_tasks() {
     pins tasks >"$work/tasks.in"
     compile "$work/tasks.in" --constraints requirements-cpu.lock
-    grep -vxFf requirements-cpu.lock "$work/packages.txt" >"$work/tasks.lock"
-    mv "$work/tasks.lock" requirements-tasks.lock
-    echo "requirements-tasks.lock: $(grep -c == requirements-tasks.lock) packages"
+    grep -vxFf requirements-cpu.lock "$work/packages.txt" >"$work/others.txt"
+    mv "$work/others.txt" "$work/packages.txt"
+    write_lock requirements-tasks.lock
 }
 
 for name in ${@:-cpu gpu-versions tasks}; do

@@ -202,7 +202,7 @@ def test_every_recipe_trains_on_the_number_walk(tmp_path):
         for part in ("(24 + 40)", "_walk_seed0"):
             assert part in result.stdout, result.stdout
     (_, _, *arguments), _ = json.loads((tmp_path / "3.json").read_text())
-    config = composed(arguments[3], *arguments[4:], recipe="hato")
+    config = composed(arguments[3], *arguments[4:], recipe=Path(arguments[1]).parent.name)
     assert config.hato.tree.step_delimiter == "\n" and config.data.val_files == f"{tmp_path}/valid.parquet"
     assert config.reward.custom_reward_function.path == "pkg://recipe.tasks.walk.reward"
 
