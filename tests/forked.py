@@ -34,7 +34,7 @@ import fork_server  # noqa: E402
 
 SECONDS = 300  # time limit of a command
 MODULES = (*fork_server.MODULES, "verl.trainer.sft_trainer", "verl.evaluation.main")
-SCRIPTS = tuple(f"scripts/{name}.py" for name in ("evaluate", "explore", "plot_run", "read_log", "view_trees"))
+SCRIPTS = [f"scripts/{name}.py" for name in "evaluate explore export mcp_tools plot_run read_log view_trees".split()]
 # The file that FORKED_COMMANDS names gets a line of JSON for each trainer and evaluation: arguments and environment.
 SHIM = """#!{python} -IS
 import json, os, sys

@@ -254,6 +254,12 @@ def adapt_modules() -> None:
     if yaml := sys.modules.get("yaml"):
         # Hydra reads a hundred YAML files: libyaml is ten times as fast as the parser in Python.
         yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    if hydra := sys.modules.get("hydra._internal.hydra"):
+        # Hydra would compose a run's config twice, the first time only to read `hydra.mode`, which no config sets.
+        get_mode = hydra.Hydra.get_mode
+        hydra.Hydra.get_mode = lambda self, config_name, overrides: (
+            get_mode(self, config_name, overrides) if "hydra.mode" in " ".join(overrides) else None
+        )
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     if torch := sys.modules.get("torch"):

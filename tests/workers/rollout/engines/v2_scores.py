@@ -26,7 +26,8 @@ from verl.workers.rollout.engines.local_vllm import VLLMEngine  # noqa: E402
 
 def main() -> None:
     model, block = sys.argv[1:]
-    os.environ |= {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    os.environ |= {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     options = {"enforce_eager": True, "distributed_executor_backend": "uni", "gpu_memory_utilization": 0.1, "seed": 0}
     engine = VLLMEngine.start(model, 300, dtype="float32", block_size=int(block), max_model_len=512, **options)
     try:
