@@ -55,7 +55,8 @@ MODULES = (
     "vllm.v1.worker.cpu_worker",
 )
 # Variables that modules read while they are imported. A process with other values needs a new interpreter.
-READ_BY_IMPORTS = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_PLUGINS", "HF_HUB_OFFLINE", "PYTHONPATH", "VIRTUAL_ENV")
+READ_BY_VERL = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS")
+READ_BY_IMPORTS = (*READ_BY_VERL, "HF_HUB_OFFLINE", "PYTHONPATH", "VIRTUAL_ENV")
 # the first job of a Ray cluster; a run's own cluster has no other
 FIRST_JOB = "01000000"
 ENVIRONMENT_AT_START = dict(os.environ)

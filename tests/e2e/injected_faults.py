@@ -2,7 +2,7 @@
 
     VERL_USE_EXTERNAL_MODULES=injected_faults FAULT="reward function hangs" FAULT_FILE=/tmp/fault
 
-Every process of the run imports this module with verl, and the one that has the place changes one of its methods.
+Every process of the run imports this module with verl, or is a fork of one that has.
 """
 
 import functools
@@ -55,26 +55,27 @@ FAULTS = {
 }
 
 
-def faulty(method: Callable, fault: Callable) -> Callable:
-    """Return the method with the fault in its place once the file exists."""
-    there = Path(os.environ["FAULT_FILE"]).exists
+def faulty(method: Callable, name: str, fault: Callable) -> Callable:
+    """Return the method with the fault in its place once the file exists, in a run of this fault."""
+
+    def is_there() -> bool:
+        return os.environ.get("FAULT") == name and Path(os.environ["FAULT_FILE"]).exists()
 
     @functools.wraps(method)
     def call(self, *args, **kwargs):
-        return fault(self) if there() else method(self, *args, **kwargs)
+        return fault(self) if is_there() else method(self, *args, **kwargs)
 
     @functools.wraps(method)
     async def call_later(self, *args, **kwargs):
-        return fault(self) if there() else await method(self, *args, **kwargs)
+        return fault(self) if is_there() else await method(self, *args, **kwargs)
 
     return call_later if inspect.iscoroutinefunction(method) else call
 
 
-if name := os.environ.get("FAULT"):
-    module_name, class_name, method_name, fault = FAULTS[name]
+def inject(name: str, class_name: str, method_name: str, fault: Callable, module) -> None:
+    owner = getattr(module, class_name)
+    setattr(owner, method_name, faulty(getattr(owner, method_name), name, fault))
 
-    def inject(module) -> None:
-        owner = getattr(module, class_name)
-        setattr(owner, method_name, faulty(getattr(owner, method_name), fault))
 
-    after_import(module_name, inject)
+for name, (module_name, *what) in FAULTS.items():
+    after_import(module_name, functools.partial(inject, name, *what))

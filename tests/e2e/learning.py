@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
-def learn_by_heart(folder: Path, encoded: Sequence[tuple[list[int], list[int]]], steps: int = 120) -> float:
-    """Train the model in `folder` on (token ids, loss mask) pairs, all at once; its last loss."""
+def learn_by_heart(folder: Path, encoded: Sequence[tuple], steps: int = 120, parts: int = 1) -> float:
+    """Train the model in `folder` on (token ids, loss mask) pairs, in each step on a part of them; its last loss."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     longest = max(len(ids) for ids, _ in encoded)
@@ -18,8 +18,8 @@ def learn_by_heart(folder: Path, encoded: Sequence[tuple[list[int], list[int]]],
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # more threads gain nothing for so small a model, and spin on a busy machine
-    for _ in range(steps):
-        loss = model(ids, labels=labels).loss
+    for step in range(steps):
+        loss = model(ids[step % parts :: parts], labels=labels[step % parts :: parts]).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

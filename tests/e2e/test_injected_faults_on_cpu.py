@@ -1,11 +1,14 @@
 """A process of a run raises, hangs or returns nonsense, and the run ends with the first cause."""
 
+import os
 import re
 import subprocess
+import sys
 
 import pytest
 
-from tests.e2e.runs import AS_TYPED, NO_TOKEN, NO_VALIDATION, logged_steps, process_tree, start_run, wait_until
+from tests.e2e.runs import NO_TOKEN, NO_VALIDATION, ROOT, logged_steps, process_tree, start_run, wait_until
+from tests.forked import CPU, MODULES, READ, fork_server
 
 pytestmark = pytest.mark.e2e
 
@@ -22,12 +25,21 @@ SETTINGS = ["trainer.save_freq=2", *NO_VALIDATION, "trainer.total_training_steps
 SETTINGS += [f"trainer.progress_timeout={PROGRESS_SECONDS}"]
 
 
+@pytest.fixture(scope="module")
+def forks():
+    """The environment of runs whose processes are forks of one that has imported the faults with verl."""
+    imported = {"VERL_USE_EXTERNAL_MODULES": "injected_faults", "PYTHONPATH": f"{ROOT}/tests/e2e"}
+    imported |= {**dict(zip(READ, CPU, strict=True)), "VIRTUAL_ENV": sys.prefix}
+    server, lifeline = fork_server.start(None, MODULES, os.environ | imported)
+    yield imported | server | {"PATH": f"{fork_server.CLIENT.parent}:{os.environ['PATH']}"}
+    os.close(lifeline)
+
+
 @pytest.mark.parametrize("fault, cause", CAUSES.items())
-def test_a_fault_ends_the_run_with_its_cause(inputs, fault, cause):
+def test_a_fault_ends_the_run_with_its_cause(inputs, forks, fault, cause):
     name = re.sub(r"\W+", "_", fault)
     file = inputs / f"{name}.fault"
-    environment = {"FAULT": fault, "FAULT_FILE": str(file), "VERL_USE_EXTERNAL_MODULES": "injected_faults"}
-    launcher = start_run(inputs, name, *SETTINGS, **AS_TYPED, **NO_TOKEN, **environment)
+    launcher = start_run(inputs, name, *SETTINGS, **forks, **NO_TOKEN, FAULT=fault, FAULT_FILE=str(file))
     wait_until(lambda: len(logged_steps(inputs / name)) > 0, launcher)
     tree = process_tree(launcher)
     file.touch()
