@@ -16,14 +16,7 @@ import torch
 from omegaconf import DictConfig
 
 import recipe.hato.meta_component  # noqa: F401  # registers MetaLearning
-from recipe.hato.credit import (
-    HATO_SETTINGS,
-    PARTS,
-    StepCredit,
-    batch_credit,
-    share_of_varying_groups,
-    step_credit,
-)
+from recipe.hato.credit import HATO_SETTINGS, PARTS, StepCredit, batch_credit, share_of_varying_groups, step_credit
 from recipe.hato.keys import DRAWS, LOCAL_REWARDS, hato_keys
 from recipe.hato.metrics import ReferencePaths, calibration_error, novelty, rdi
 from recipe.hato.search import NodeBudget, temperature_at, ucb_grants

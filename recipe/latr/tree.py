@@ -95,13 +95,7 @@ class Policy(BranchPolicy):
 
         async def branches() -> tuple[TreeGrower, list[Row], list[list[Segment]]]:
             lookahead = LookaheadTree(
-                k,
-                self.config,
-                builder.max_tokens,
-                builder.final_tokens,
-                self.text_of,
-                STOP_WORDS,
-                lookahead_seed,
+                k, self.config, builder.max_tokens, builder.final_tokens, self.text_of, STOP_WORDS, lookahead_seed
             )
             grower = TreeGrower(builder, lookahead, grower_seed)
             await grower.grow()

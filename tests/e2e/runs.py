@@ -25,6 +25,7 @@ LATR, HATO = "recipe/latr/run_countdown_cpu.sh", "recipe/hato/run_countdown_cpu.
 # the command line of an actor that nobody calls through Ray, for which upstream would wait forever
 STORAGE = "ray::SimpleStorageUnit"
 NO_VALIDATION = ["trainer.test_freq=-1", "trainer.val_before_train=false"]
+TWO_STEPS = ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.tree_freq=1", *NO_VALIDATION]
 PARITY_REWARD = f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward.py"
 # for a run as a user starts it, which makes its imports itself
 AS_TYPED = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

@@ -12,20 +12,15 @@ import sys
 import pytest
 
 from recipe.common.reporting.run_metrics import load_metrics
-from tests.e2e.runs import NO_VALIDATION, PARITY_REWARD, ROOT, assert_on_two_nodes, finish_run, imports_made, trees_of
+from tests.e2e.runs import PARITY_REWARD, ROOT, TWO_STEPS, assert_on_two_nodes, finish_run, imports_made, trees_of
 from tests.e2e.searching import write_task_and_model
 
 KT = "actor_rollout_ref.rollout.kt"
 PARTS = ["tree=latr", "sampler=tempered", "credit=tree_gain", "loss=hapo"]
-STEPS = ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.tree_freq=1", *NO_VALIDATION]
-SETTINGS = [*STEPS, PARITY_REWARD, "actor_rollout_ref.rollout.temperature_tau=0.3"]
+SETTINGS = [*TWO_STEPS, PARITY_REWARD, "actor_rollout_ref.rollout.temperature_tau=0.3"]
 # an untrained model is nearly uniform: let every second candidate open a branch; one response of four is sampled
-SETTINGS += [
-    f"{KT}.prob_filter_abs_thres=0.0",
-    f"{KT}.prob_filter_rel_thres=1.0",
-    f"+{KT}.mix_ratio_schedule={{0: 0.75}}",
-]
-SETTINGS += [f"{KT}.rollout_filter_steps=[3,5]", f"{KT}.chunk_size=12"]
+SETTINGS += [f"{KT}.prob_filter_abs_thres=0.0", f"{KT}.prob_filter_rel_thres=1.0", f"{KT}.chunk_size=12"]
+SETTINGS += [f"+{KT}.mix_ratio_schedule={{0: 0.75}}", f"{KT}.rollout_filter_steps=[3,5]"]
 pytestmark = pytest.mark.e2e
 
 
@@ -75,7 +70,9 @@ def forks(inputs):
     parts = ["tree=arpo", "environment=none", "credit=tree_path", "loss=aepo", "update=tree"]
     settings = [f"{rollout}.initial_rollouts=2", f"{rollout}.branch_probability=1.0", f"{rollout}.entropy_tokens=2"]
     settings += [f"{rollout}.max_turn_tokens=3", f"{rollout}.turn_limit=2", PARITY_REWARD]
-    return load_metrics(finish_run(inputs, "forks", *parts, *STEPS, *settings, script="recipe/common/run_explore.sh"))
+    return load_metrics(
+        finish_run(inputs, "forks", *parts, *TWO_STEPS, *settings, script="recipe/common/run_explore.sh")
+    )
 
 
 def test_trajectories_fork_without_tools(forks):
@@ -96,7 +93,7 @@ def search(tmp_path_factory):
     env = imports_made() | {"METHOD": "arpo", "MODEL_PATH": f"{folder}/model", "DATA_DIR": str(folder)}
     env["ENVIRONMENT"] = "chat"
     env |= {"RUN_DIR": f"{folder}/run", "EXPERIMENT_NAME": "search"}
-    command = ["bash", "recipe/arpo/run_search_task_cpu.sh", "tree=hato", "credit=igpo", "loss=aepo", *STEPS]
+    command = ["bash", "recipe/arpo/run_search_task_cpu.sh", "tree=hato", "credit=igpo", "loss=aepo", *TWO_STEPS]
     command += ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.tree_prompts=8"]
     command += ["actor_rollout_ref.rollout.n=6", "hato.tree.max_step_tokens=64", "hato.tree.step_delimiter='</think>'"]
     command += ["environment.max_context=150", "environment.max_rows=2"]

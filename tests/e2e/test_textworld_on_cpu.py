@@ -17,7 +17,7 @@ from recipe.common.reporting.run_metrics import load_metrics
 from recipe.common.tiny_model import write_tiny_model
 from recipe.tasks.textworld.data import MODEL, TextWorldConfig, write_games
 from tests.e2e.learning import learn_by_heart
-from tests.e2e.runs import AS_TYPED, NO_VALIDATION, ROOT, finish_run, trees_of
+from tests.e2e.runs import AS_TYPED, ROOT, TWO_STEPS, finish_run, trees_of
 from tests.packages import TEXTWORLD, installed
 from verl.evaluation.scores.results import parse_result_lines
 
@@ -43,12 +43,10 @@ def run(tmp_path_factory, path):
     learn_by_heart(folder / "model", encoded, steps=80)
     options = [
         "tree=arpo",
-        "trainer.total_training_steps=2",
-        "trainer.save_freq=2",
-        "trainer.tree_freq=1",
-        *NO_VALIDATION,
+        "actor_rollout_ref.rollout.initial_rollouts=2",
+        "actor_rollout_ref.rollout.entropy_tokens=1",
     ]
-    options += ["actor_rollout_ref.rollout.initial_rollouts=2", "actor_rollout_ref.rollout.entropy_tokens=1"]
+    options += TWO_STEPS
     return finish_run(
         folder, "run", *options, script="recipe/common/run_explore.sh", TASK="textworld", PYTHONPATH=path, **AS_TYPED
     )

@@ -198,11 +198,7 @@ def test_a_missing_run_and_missing_trees_are_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [
-        ('{"step": 1, "prompt', "JSONDecodeError"),
-        ("[1]", "TypeError"),
-        ({"step": 1}, "KeyError('prompt')"),
-    ],
+    [('{"step": 1, "prompt', "JSONDecodeError"), ("[1]", "TypeError"), ({"step": 1}, "KeyError('prompt')")],
 )
 def test_damaged_lines_are_refused_by_file_and_line_and_leave_the_old_page(tmp_path, line, message):
     (tmp_path / "trees.html").write_text("old")

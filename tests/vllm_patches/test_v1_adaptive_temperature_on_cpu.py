@@ -8,20 +8,12 @@ import random
 import pytest
 import torch
 from vllm import SamplingParams
-from vllm.v1.sample.logits_processor import (
-    BatchUpdate,
-    MoveDirectionality,
-    validate_logits_processors_parameters,
-)
+from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality, validate_logits_processors_parameters
 
 from tests.forked import as_in_a_run
 from tests.fresh import output_of
 from vllm_patches.tempered_requests import PROCESSOR
-from vllm_patches.v1_adaptive_temperature import (
-    AdaptiveTemperature,
-    compute_entropy_based_temperature,
-    read_settings,
-)
+from vllm_patches.v1_adaptive_temperature import AdaptiveTemperature, compute_entropy_based_temperature, read_settings
 
 SETTINGS = {"temperature_tau": 0.5, "median": -0.5, "std": 0.8, "scale_pos": 0.9, "scale_neg": 0.4}
 

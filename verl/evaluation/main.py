@@ -156,11 +156,7 @@ def plan_of(config: DictConfig) -> Plan:
     # the chat template describes the tools itself
     tool_tags = [tag for cls, params in loaded for tag in cls.tags(**params)] if environment.name == "tools" else []
     questions = read_questions(
-        config.benchmark,
-        _files(config),
-        style=config.style,
-        tool_tags=tool_tags,
-        system=config.system,
+        config.benchmark, _files(config), style=config.style, tool_tags=tool_tags, system=config.system
     )
     questions = questions._replace(questions=questions.questions[: config.limit])
     prompt, template = prompt_style(config, questions, tool_tags), chat_template_kwargs(config, checkpoint)

@@ -98,11 +98,7 @@ _register(
     },
 )
 _register(
-    "hle",
-    "HLE",
-    f"{HUB}/cais/hle (test; access on request)",
-    scoring="judge",
-    left_out={"needs an image": needs_image},
+    "hle", "HLE", f"{HUB}/cais/hle (test; access on request)", scoring="judge", left_out={"needs an image": needs_image}
 )
 _register(
     "xbench",

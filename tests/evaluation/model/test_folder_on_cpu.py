@@ -14,11 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from tests.evaluation.model.shard_writer import CASES, STEP, trained_model
-from verl.evaluation.model.checkpoint import (
-    Checkpoint,
-    checkpoint_step,
-    write_model_folder,
-)
+from verl.evaluation.model.checkpoint import Checkpoint, checkpoint_step, write_model_folder
 from verl.trainer.checkpoint_marker import CONFIG_FILE
 
 ROOT = Path(__file__).resolve().parents[3]

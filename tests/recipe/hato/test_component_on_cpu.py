@@ -23,10 +23,7 @@ from verl.workers.rollout.trajectory_tree import TREE, TREE_DATA, TREE_METRICS, 
 
 # prompt -> its rows (reward, segment of each token). p: step 0 with a right and a wrong leaf, 1 and 2, and a wrong
 # leaf, 3; q: two wrong leaves. Upstream's padding rows are copies of the first row.
-TREES = {
-    "p": [(1.0, [0, 0, 1, 1]), (0.0, [0, 0, 2, 2]), (0.0, [3, 3])],
-    "q": [(0.0, [0, 0]), (0.0, [1, 1])],
-}
+TREES = {"p": [(1.0, [0, 0, 1, 1]), (0.0, [0, 0, 2, 2]), (0.0, [3, 3])], "q": [(0.0, [0, 0]), (0.0, [1, 1])]}
 HATO = {
     "reward_weights": {"alpha": 0, "beta": 1, "gamma": 1},
     "uncertainty": {"n_updates": 2},

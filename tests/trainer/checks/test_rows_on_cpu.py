@@ -10,11 +10,7 @@ from omegaconf import OmegaConf
 
 from tests.configs import composed
 from verl.trainer.checks.preflight import check_batch_sizes, check_files
-from verl.trainer.checks.rows import (
-    check_data_files,
-    check_reference_answers,
-    check_reward_rows,
-)
+from verl.trainer.checks.rows import check_data_files, check_reference_answers, check_reward_rows
 
 
 def good_row() -> dict:

@@ -24,12 +24,7 @@ from verl.workers.rollout.answer_likelihood import (
     reference_answers,
 )
 from verl.workers.rollout.contexts import CONTEXTS, contexts_cell, trained_contexts
-from verl.workers.rollout.engines.interface import (
-    Generation,
-    GenerationRequest,
-    RolloutEngine,
-    end_of_sequence_ids,
-)
+from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine, end_of_sequence_ids
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.rows import as_array

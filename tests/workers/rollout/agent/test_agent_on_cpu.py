@@ -123,8 +123,7 @@ def test_a_helper_has_a_context_of_its_own_and_the_first_conversation_goes_on():
 
 
 @pytest.mark.parametrize(
-    ("reasoning", "thinking", "n_contexts"),
-    [("hidden", "kept", 0), ("hidden", "dropped", 1), ("content", "kept", 0)],
+    ("reasoning", "thinking", "n_contexts"), [("hidden", "kept", 0), ("hidden", "dropped", 1), ("content", "kept", 0)]
 )
 def test_thoughts_are_hidden_or_sent_and_read_or_not(reasoning, thinking, n_contexts):
     turns = ["<think>\nabc\n</think>\n\n" + CALL % 3 + END, "<think>d</think>Seven." + END]
