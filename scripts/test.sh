@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the linter, the type checker and the tests, in an environment that it makes if there is none. Arguments are passed
-# to pytest. Without arguments, tests run in three processes, as many of them wait, then those that train on Ray in two,
-# and at last some of these with the versions of the extra `gpu`.
+# to pytest. Without arguments, tests run in three processes, as many of them wait, then those that train on Ray, in two
+# where there are less than 20 GiB of memory, and at last some of these with the versions of the extra `gpu`.
 # --fast leaves out the tests that train on Ray and what is marked as slow: minutes, for while you work.
 # The last line counts the tests that were skipped, by their reasons.
 # --gpu-versions runs tests on the CPU with the versions of the extra `gpu`: those of devices, for which torch must know
@@ -9,7 +9,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-in_two=(--numprocesses=2 --dist=loadfile)
+gibibytes=$(awk '/MemTotal/ {print int($2 / 2 ^ 20)}' /proc/meminfo)
+training=(--numprocesses=$((gibibytes < 20 ? 2 : 3)) --dist=loadfile)
 # the fewest tests in which parts of each recipe train: LATR and HAPO, ARPO, HATO
 each_recipe=(
     tests/e2e/test_combinations_on_cpu.py::test_trees_share_tokens_and_the_credit_knows
@@ -37,7 +38,7 @@ export SKIPPED_TESTS
 trap 'rm -f "$SKIPPED_TESTS"' EXIT
 if [ "${1:-}" = --gpu-versions ]; then
     shift
-    [ $# -gt 0 ] || set -- "$devices" tests/e2e -m "not slow" "${in_two[@]}"
+    [ $# -gt 0 ] || set -- "$devices" tests/e2e -m "not slow" "${training[@]}"
     failed=0
     test_gpu_versions "$@" || failed=$?
     tell_skipped
@@ -57,8 +58,8 @@ elif [ $# -gt 0 ]; then
     python -m pytest "$@" || failed=1
 else
     OMP_NUM_THREADS=1 "${in_three[@]}" -m "not e2e" || failed=1
-    python -m pytest tests/e2e -m e2e "${in_two[@]}" || failed=1
-    test_gpu_versions "$devices" "${each_recipe[@]}" "${in_two[@]}" || failed=1
+    python -m pytest tests/e2e -m e2e "${training[@]}" || failed=1
+    test_gpu_versions "$devices" "${each_recipe[@]}" "${training[@]}" || failed=1
 fi
 wait "$types" || { echo "mypy found errors: they stand above" >&2 && failed=1; }
 tell_skipped

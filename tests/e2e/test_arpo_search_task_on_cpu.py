@@ -47,7 +47,7 @@ def run(tmp_path_factory, two_nodes):
     command += ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.test_freq=2", "trainer.tree_freq=1"]
     command += ["trainer.tree_prompts=8", "trainer.val_before_train=false", "data.train_batch_size=8"]
     command += ["actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=6"]
-    command += ["actor_rollout_ref.rollout.val_kwargs.n=2", "actor_rollout_ref.rollout.group_timeout=30"]
+    command += ["actor_rollout_ref.rollout.val_kwargs.n=2", "actor_rollout_ref.rollout.group_timeout=60"]
     command += [f"{TOOLS}.timeout=1000", f"{search}.class_path=hanging_search.HangingSearch"]
     command += [f"~{search}.params.corpus", f"+{search}.params.hangs_on={name}"]
     command += [f"+{search}.params.asked={folder}/asked"]

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.forked import as_in_a_run
+
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = ROOT / "scripts/fork_server/fork_server.py"
 sys.path.insert(0, str(SERVER.parent))
@@ -98,10 +100,21 @@ def test_processes_that_a_fork_spawns_are_forks_too(served, tmp_path, bytecode):
     assert output.stdout.split() == ["True", "0"], output.stderr
 
 
-@pytest.mark.parametrize("difference", ["flag", "platform", "job", "no server"])
+def test_a_forks_run_is_composed_once_unless_its_mode_is_given():
+    code = "import hydra._internal.hydra as h; print([h.Hydra.get_mode(None, 'run', [o]) for o in ('a=1', 'b=2')])"
+    environment = as_in_a_run(os.environ)
+    assert python(environment, "-c", code, timeout=120).stdout == "[None, None]\n"
+    asked = python(environment, "-c", code.replace("b=2", "hydra.mode=RUN"), timeout=120)
+    assert "in get_mode" in asked.stderr, "upstream's method was asked"
+
+
+@pytest.mark.parametrize("difference", ["flag", "platform", "modules", "job", "no server"])
 def test_the_interpreter_runs_commands_that_a_fork_cannot(served, difference):
     code, flags = "import sys; print(sys.executable)", ["-I"] if difference == "flag" else []
-    environment = {"platform": {"VERL_PLATFORM": "x"}, "job": {"RAY_JOB_ID": "ffffffff"}}.get(difference, {})
+    environment = {"platform": {"VERL_PLATFORM": "x"}, "modules": {"VERL_USE_EXTERNAL_MODULES": "x"}}.get(
+        difference, {}
+    )
+    environment |= {"job": {"RAY_JOB_ID": "ffffffff"}}.get(difference, {})
     environment |= {"no server": {fork_server.SOCKET: "/nowhere"}}.get(difference, {})
     assert python(served, *flags, "-c", code, env=served | environment).stdout.strip() == sys.executable
     assert python(served, "-c", code).stdout.strip() == str(fork_server.CLIENT)

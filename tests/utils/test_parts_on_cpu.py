@@ -2,11 +2,11 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.fresh import python_for
 from verl.utils import parts as registry
 from verl.utils.parts import Compares, compares, loss_of_switch, parts, register_loss
 
@@ -89,6 +89,7 @@ assert all(words in menu() for words in ("tree=pairs", "credit=surprised", "loss
 assert "squared_weight: of the squared log-ratio." in about_choice("loss", "squared")
 
 from omegaconf import OmegaConf
+from tests.fresh import python_for
 from tests.composition import Cell, config_of, take_step
 from verl.trainer.checks.parts import check_parts
 for cell in (("pairs", "surprised", "squared"), ("latr", "surprised", "hapo"), ("pairs", "tree_gain", "squared")):
@@ -123,7 +124,7 @@ def run_beside(folder: Path, code: str, module: str = STRANGER, name: str = "str
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
     (record / "entry_points.txt").write_text(f"[verl_exploration.parts]\n{name} = stranger\n")
     env = {**os.environ, "VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{folder}:{ROOT}"}
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(python_for(code), cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.slow
