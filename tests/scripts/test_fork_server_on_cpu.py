@@ -101,11 +101,9 @@ def test_processes_that_a_fork_spawns_are_forks_too(served, tmp_path, bytecode):
 
 
 def test_a_forks_run_is_composed_once_unless_its_mode_is_given():
-    code = "import hydra._internal.hydra as h; print([h.Hydra.get_mode(None, 'run', [o]) for o in ('a=1', 'b=2')])"
-    environment = as_in_a_run(os.environ)
-    assert python(environment, "-c", code, timeout=120).stdout == "[None, None]\n"
-    asked = python(environment, "-c", code.replace("b=2", "hydra.mode=RUN"), timeout=120)
-    assert "in get_mode" in asked.stderr, "upstream's method was asked"
+    code = "from unittest.mock import Mock; from hydra._internal.hydra import Hydra\n"
+    code += "print([Hydra.get_mode(Mock(), 'run', [value]) is None for value in ('a=1', 'hydra.mode=RUN')])"
+    assert python(as_in_a_run(os.environ), "-c", code, timeout=120).stdout == "[True, False]\n"
 
 
 @pytest.mark.parametrize("difference", ["flag", "platform", "modules", "job", "no server"])
