@@ -4,6 +4,7 @@ A line that begins with # is a remark, and so is what follows a # behind the cel
 """
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from pathlib import Path
 def _tables(path: Path) -> dict[str, list[tuple]]:
     tables: dict[str, list[tuple]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("[") and line.endswith("]"):
+        if re.fullmatch(r"\[[\w' ]+\]", line):
             tables[line.strip("[]")] = rows = []
         elif line and not line.startswith("#"):
             rows.append(ast.literal_eval(f"({line}\n)"))
