@@ -109,12 +109,10 @@ def test_a_forks_run_is_composed_once_unless_its_mode_is_given():
 @pytest.mark.parametrize("difference", ["flag", "platform", "modules", "job", "no server"])
 def test_the_interpreter_runs_commands_that_a_fork_cannot(served, difference):
     code, flags = "import sys; print(sys.executable)", ["-I"] if difference == "flag" else []
-    environment = {"platform": {"VERL_PLATFORM": "x"}, "modules": {"VERL_USE_EXTERNAL_MODULES": "x"}}.get(
-        difference, {}
-    )
-    environment |= {"job": {"RAY_JOB_ID": "ffffffff"}}.get(difference, {})
-    environment |= {"no server": {fork_server.SOCKET: "/nowhere"}}.get(difference, {})
-    assert python(served, *flags, "-c", code, env=served | environment).stdout.strip() == sys.executable
+    environments = {"platform": {"VERL_PLATFORM": "x"}, "modules": {"VERL_USE_EXTERNAL_MODULES": "x"}, "flag": {}}
+    environments |= {"job": {"RAY_JOB_ID": "ffffffff"}, "no server": {fork_server.SOCKET: "/nowhere"}}
+    environment = served | environments[difference]
+    assert python(served, *flags, "-c", code, env=environment).stdout.strip() == sys.executable
     assert python(served, "-c", code).stdout.strip() == str(fork_server.CLIENT)
 
 
