@@ -7,7 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
-def learn_by_heart(folder: Path, encoded: Sequence[tuple], steps: int = 120, parts: int = 1) -> float:
+def learn_by_heart(
+    folder: Path, encoded: Sequence[tuple[list[int], list[int]]], steps: int = 120, parts: int = 1
+) -> float:
     """Train the model in `folder` on (token ids, loss mask) pairs, in each step on a part of them; its last loss."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

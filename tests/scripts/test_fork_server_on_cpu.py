@@ -11,12 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.forked import as_in_a_run
+from tests.forked import as_in_a_run, fork_server
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = ROOT / "scripts/fork_server/fork_server.py"
-sys.path.insert(0, str(SERVER.parent))
-import fork_server  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,6 @@ assert all(words in menu() for words in ("tree=pairs", "credit=surprised", "loss
 assert "squared_weight: of the squared log-ratio." in about_choice("loss", "squared")
 
 from omegaconf import OmegaConf
-from tests.fresh import python_for
 from tests.composition import Cell, config_of, take_step
 from verl.trainer.checks.parts import check_parts
 for cell in (("pairs", "surprised", "squared"), ("latr", "surprised", "hapo"), ("pairs", "tree_gain", "squared")):
