@@ -68,6 +68,7 @@ PATCHES = (
     ("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer", "weight_transfer", "watch_transfers"),
     ("verl.workers.rollout.vllm_rollout.vllm_rollout", "weight_transfer", "remember_calls"),
     ("verl.experimental.reward_loop.reward_loop", "guarded_rewards", "guard_rewards"),
+    ("verl.single_controller.ray.base", "master_ports", "choose_master_ports"),
     ("verl.workers.engine_workers", "named_exits", "report_exits"),
     ("transfer_queue.controller", "named_exits", "report_exits"),
     ("transfer_queue.storage.simple_storage", "named_exits", "report_exits"),

@@ -9,12 +9,13 @@ import ctypes
 import itertools
 import os
 import resource
+import secrets
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -194,9 +195,12 @@ def allow_open_files(connections: int) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
+    """Return a free port that Linux does not give to another socket meanwhile, as those of `ip_local_port_range`."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as taken, suppress(OSError):
+            taken.bind(("127.0.0.1", port))
+            return port
 
 
 @contextmanager
