@@ -55,7 +55,11 @@ use_hardware() {
 # make_once PATH COMMAND...: makes what is not there, but not for a dry run. Of runs that begin together the first makes it,
 # and the others wait.
 make_once() {
-    [ "${DRY_RUN:-0}" = 0 ] && [ ! -e "$1" ] || return 0
+    [ ! -e "$1" ] || return 0
+    if [ "${DRY_RUN:-0}" != 0 ]; then
+        echo "note: $1 is not there yet: the run, without DRY_RUN, makes it first" >&2
+        return
+    fi
     mkdir -p outputs
     (
         flock --nonblock 9 || {
@@ -97,4 +101,25 @@ train() {
     0) exec python scripts/launch.py "$RUN_DIR" -- "${command[@]}" ;;
     *) exec "${command[@]}" ;;
     esac
+}
+
+# train_sft [OVERRIDE...]: trains with upstream's SFT trainer by the launcher, in PROCESSES processes; the last checkpoint's
+# model is then RUN_DIR/huggingface. A signal to the script ends the training.
+train_sft() {
+    local code=0
+    # INFO: upstream then says how many steps there will be, which the bar shows
+    VERL_FILE_LOGGER_PATH="$RUN_DIR/metrics.jsonl" VERL_SFT_LOGGING_LEVEL=INFO python scripts/launch.py "$RUN_DIR" -- \
+        python -m torch.distributed.run --standalone --nproc_per_node="$PROCESSES" -m verl.trainer.sft_trainer "$@" &
+    trap 'kill $! 2>/dev/null || true' TERM INT HUP
+    # bash runs no trap while it waits for a foreground process; a signal ends the first wait
+    wait $! || code=$?
+    wait $! || code=$?
+    trap - TERM INT HUP
+    [ "$code" = 0 ] || exit "$code"
+    local step
+    step=$(cat "$RUN_DIR/latest_checkpointed_iteration.txt")
+    rm -rf "$RUN_DIR/huggingface.tmp"
+    cp -r "$RUN_DIR/global_step_$step/huggingface" "$RUN_DIR/huggingface.tmp"
+    rm -rf "$RUN_DIR/huggingface"
+    mv "$RUN_DIR/huggingface.tmp" "$RUN_DIR/huggingface"
 }

@@ -11,9 +11,10 @@ export HARDWARE=${HARDWARE:-$profile}
 [ "$profile" = cpu ] && tokens=48 data=outputs/data/reasoning_gym || tokens=2048 data=outputs/data/reasoning_gym_gpu
 experiment=$1 file=${DATA_DIR:-$data}/test.parquet
 shift
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
 bash scripts/eval.sh reasoninggym "$experiment" \
-    "files=[$file]" temperature=1.0 top_p=1.0 top_k=-1 max_tokens=$tokens "$@"
+    "files=[$file]" temperature=1.0 top_p=1.0 top_k=-1 max_tokens=$tokens "$@" | tee "$log"
 [ "${DRY_RUN:-0}" = 0 ] || exit 0
 source scripts/environment.sh
-samples=$(find "outputs/results/$experiment" -name reasoninggym.jsonl -printf '%T@ %p\n' | sort -n | tail -n 1 | cut -d' ' -f2-)
-python -m recipe.tasks.reasoning_gym.evaluation "$samples" "$file"
+python -m recipe.tasks.reasoning_gym.evaluation "$(sed -n 's/^[0-9]* samples: \(.*\)   log: .*/\1/p' "$log")"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Evaluates an agent on the synthetic search task: bash scripts/eval-searchtask.sh EXPERIMENT_NAME [hydra overrides]
 # Samples and calls tools as the trainer's validation does. HARDWARE: by default the run's; DATA_DIR: of the data;
-# HOPS=3, or 3-5, as in training: searches that a question needs. See scripts/eval.sh.
+# HOPS=3, or 3-5, as in training: searches that a question needs; ENVIRONMENT=chat, as in training. See scripts/eval.sh.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n 2,4p "${BASH_SOURCE[0]}" >&2; exit 2; }
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -10,6 +10,7 @@ profile=$(profile_of "$1")
 export HARDWARE=${HARDWARE:-$profile} TOOLS=${TOOLS:-local}
 source recipe/tasks/search/search_task.sh
 use_hops "${HOPS:-2}"
+use_environment "${ENVIRONMENT:-tools}"
 data=${DATA_DIR:-outputs/data/$TASK_NAME}
 experiment=$1
 shift

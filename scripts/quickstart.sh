@@ -28,8 +28,11 @@ arpo)
 esac
 # the quick start is for a laptop, whatever the environment says for other runs
 export HARDWARE=cpu
-unset RUN_DIR EXPERIMENT_NAME MODEL_PATH DATA_DIR TASK TOOLS HOPS DRY_RUN NNODES
+unset RUN_DIR EXPERIMENT_NAME MODEL_PATH DATA_DIR TASK TOOLS HOPS ENVIRONMENT DRY_RUN NNODES RAY_ADDRESS LORA_RANK
+unset CONFIG_DIR CONFIG_NAME
 bash scripts/setup.sh
+# not another environment that is active; forks keep their Python at the head of PATH
+[ -n "${FORK_SERVER:-}" ] || source .venv/bin/activate
 source scripts/environment.sh
 use_hardware cpu
 # every Python process below is a fork of one that has made the imports

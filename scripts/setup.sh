@@ -101,7 +101,8 @@ install_packages() {
     fi
     install $index -r "$lock"
     # one of these is compiled; without a compiler all but this task work
-    install -r requirements-tasks.lock || echo "note: task=reasoning_gym is not installed (see the error above)" >&2
+    install -r requirements-tasks.lock || echo "note: task=reasoning_gym is not installed (see" \
+        "the error above); later: $environment/bin/python -m pip install --no-deps -r requirements-tasks.lock" >&2
 }
 
 install_project() {

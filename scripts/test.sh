@@ -45,7 +45,7 @@ if [ "${1:-}" = --gpu-versions ]; then
     exit $failed
 fi
 bash scripts/setup.sh
-source scripts/environment.sh
+source .venv/bin/activate # not another environment that is active
 ruff check .
 ruff format --check .
 mypy & # beside the tests' imports, which do not use both cores

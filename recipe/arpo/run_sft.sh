@@ -35,8 +35,7 @@ if [ -f "$DATA_DIR/val.parquet" ]; then
 else
     OVERRIDES+=(trainer.test_freq=-1) # upstream validates at test_freq even without files
 fi
-TRAINER=(
-    verl.trainer.sft_trainer
+settings=(
     --config-dir recipe/arpo/config --config-name arpo_sft
     hardware="$HARDWARE"
     model.path="$MODEL_PATH"
@@ -47,7 +46,7 @@ TRAINER=(
     "$@"
 )
 if [ "${DRY_RUN:-0}" != 0 ]; then
-    python -m "${TRAINER[@]}" --cfg job --resolve >/dev/null
+    python -m verl.trainer.sft_trainer "${settings[@]}" --cfg job --resolve >/dev/null
     rows='import sys, pyarrow.parquet as pq; print(pq.read_metadata(sys.argv[1]).num_rows)'
     echo "$(python -c "$rows" "$DATA_DIR/train.parquet") responses to learn, $PROCESSES process(es); nothing was started"
     exit
@@ -56,12 +55,5 @@ fi
 if [ "$HARDWARE" = cpu ] && [ "$MODEL_PATH" = outputs/tiny_model ] && [ ! -d "$MODEL_PATH" ]; then
     python -m recipe.common.tiny_model --output-dir "$MODEL_PATH"
 fi
-rm -rf "$RUN_DIR/huggingface" "$RUN_DIR/huggingface.tmp"
-# INFO: upstream then says how many steps there will be, which the bar shows
-VERL_FILE_LOGGER_PATH="$RUN_DIR/metrics.jsonl" VERL_SFT_LOGGING_LEVEL=INFO python scripts/launch.py "$RUN_DIR" -- \
-    python -m torch.distributed.run --standalone --nproc_per_node="$PROCESSES" -m "${TRAINER[@]}"
-
-step=$(cat "$RUN_DIR/latest_checkpointed_iteration.txt")
-cp -r "$RUN_DIR/global_step_$step/huggingface" "$RUN_DIR/huggingface.tmp"
-mv "$RUN_DIR/huggingface.tmp" "$RUN_DIR/huggingface"
+train_sft "${settings[@]}"
 echo "cold start: $RUN_DIR/huggingface"

@@ -9,8 +9,8 @@ the interval of its difference in area to the first method, paired by seed, is n
 excludes 0. The area is the mean accuracy over [0, tokens], on straight lines between validations.
 
 Each run that ends is a row of <name>.csv; with `--tokens`, one that fails has no area, and takes its rate or its method
-out. SIGTERM ends everything; the same command goes on later, and repeats only what has no row. <name>.json keeps the
-design: to change it, choose another --name.
+out. SIGTERM or the end of the terminal ends everything; the same command goes on later, and repeats only what has no
+row. <name>.json keeps the design, and each run's folder its part: to change it, choose another --name.
 """
 
 import json
@@ -30,6 +30,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmarks.report import commit, interval, parser_of, write_report
+from recipe.common import compare_runs
 from recipe.common.compare_runs import ROOT, area, command_of, environment_of, in_parallel, scripts, trained
 from recipe.common.reporting.run_curves import STYLE
 from verl.utils.atomic_files import replacing
@@ -108,15 +109,6 @@ def still_in(intervals: Mapping[str, tuple[float, float]], half_width: float) ->
     return [name for name, (mean, half) in intervals.items() if half >= half_width and abs(mean) <= half]
 
 
-def keep_design(path: Path, design: Mapping) -> None:
-    """Write the design to a file; raise ValueError if the file has another one."""
-    if path.exists() and (before := json.loads(path.read_text())) != design:
-        changed = ", ".join(key for key in design if before.get(key) != design[key])
-        raise ValueError(f"{path} has another design ({changed} differ): choose another --name")
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(design, indent=1) + "\n")
-
-
 class Comparison:
     """The runs of a design, those that have ended and those to come."""
 
@@ -124,6 +116,8 @@ class Comparison:
         self.args, self.csv = args, Path(args.output) / f"{args.name}.csv"
         methods = {method.partition(":")[0]: method for method in args.methods}
         self.names, self.methods = list(methods), methods
+        if len(methods) < len(args.methods):
+            raise ValueError(f"--methods {' '.join(args.methods)}: give each method a name of its own")
         self.rates = args.rates.split(",") if args.tokens else []
         more = [f"trainer.total_training_steps={args.steps}", "trainer.test_freq=20"]
         if args.tokens:
@@ -319,10 +313,10 @@ def main() -> None:
         parser.error(f"--task={args.task}: choose one of {', '.join(scripts())}")
     try:
         comparison = Comparison(args)
-        if os.environ.get("DRY_RUN", "0") != "0":
+        if os.environ.get("DRY_RUN") not in (None, "", "0"):
             return comparison.print_plan()
         design = {key: value for key, value in vars(args).items() if key not in ("name", "jobs", "output", "seconds")}
-        keep_design(comparison.csv.with_suffix(".json"), design)
+        compare_runs.keep_design(comparison.csv.with_suffix(".json"), design | compare_runs.inherited())
         comparison.go_on()
         page = write_page(comparison)
     except ValueError as error:

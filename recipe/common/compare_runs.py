@@ -4,6 +4,7 @@ Tokens are those that the server generated, dropped ones included; seconds cover
 without validation and start-up. A tool call that trajectories share counts once.
 """
 
+import json
 import os
 import shlex
 import signal
@@ -20,6 +21,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from recipe.common.reporting.run_metrics import generated_tokens, load_metrics, validation_accuracy
+from verl.utils.atomic_files import replacing
 from verl.utils.parts import parts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,8 +100,23 @@ def command_of(method: str, steps: int, task: str = "walk") -> list[str]:
 
 
 def environment_of(method: str, task: str) -> dict[str, str]:
-    """Return what a run script reads; METHOD is a name of METHODS up to its first hyphen, else `grpo`."""
-    return {"HARDWARE": "cpu", "TASK": task, "METHOD": method.split("-")[0] if method in METHODS else "grpo"}
+    """Return what a run script reads; METHOD is for the search task's script, which has several methods."""
+    return {"HARDWARE": "cpu", "TASK": task, "METHOD": method if method in ("arpo", "aepo") else "grpo"}
+
+
+def inherited() -> dict[str, str]:
+    """Return what run scripts read of this process's environment variables."""
+    names = ("HOPS", "ENVIRONMENT", "MODEL_PATH", "DATA_DIR", "LORA_RANK")
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
+def keep_design(path: Path, design: Mapping) -> None:
+    """Write the design to a file; raise ValueError if the file has another one."""
+    if path.exists() and (before := json.loads(path.read_text())) != design:
+        changed = ", ".join(key for key in {**before, **design} if before.get(key) != design.get(key))
+        raise ValueError(f"{path} has another design ({changed} differ): choose another --name (NAME=...)")
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(design, indent=1) + "\n")
 
 
 def trained(
@@ -115,8 +132,10 @@ def trained(
 
     Raises:
         RuntimeError: the run failed, or ended before its last validation; the message names the log.
+        ValueError: outputs/ has a run of this name with another command or environment.
     """
     folder = ROOT / "outputs" / experiment
+    keep_design(folder / "comparison.json", {"command": command, **environment, **inherited()})
 
     def complete_curve() -> pd.DataFrame | None:
         metrics = load_metrics(folder)
@@ -130,7 +149,6 @@ def trained(
     with suppress(FileNotFoundError, ValueError, KeyError):
         if (curve := complete_curve()) is not None:
             return curve
-    folder.mkdir(parents=True, exist_ok=True)
     env = {**os.environ, **environment, "EXPERIMENT_NAME": experiment}
     with open(log_file := folder / "script.log", "a") as log:
         options = {"cwd": ROOT, "env": env, "stdout": log, "stderr": log, "start_new_session": True}
@@ -167,14 +185,18 @@ def area(curve: pd.DataFrame, axis: str, end: float) -> float:
 def in_parallel(tasks: Sequence[T], work: Callable[[T], R], jobs: int, report: Callable[[R], None]) -> None:
     """Call `report(work(task))` for each task, `jobs` at a time, as they end.
 
-    If one fails, tasks that have not begun are canceled. SIGTERM and Ctrl-C also end the runs that have begun.
+    If one fails, tasks that have not begun are canceled. SIGTERM, SIGHUP and Ctrl-C also end the runs that have begun.
     """
+    # nohup lets a process ignore SIGHUP
+    signals = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]
 
     def end(number, frame):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal would interrupt the end of the runs
+        for each in signals:
+            signal.signal(each, signal.SIG_IGN)  # a second signal would interrupt the end of the runs
         sys.exit(128 + number)
 
-    signal.signal(signal.SIGTERM, end)
+    for each in signals:
+        signal.signal(each, end)
     with ThreadPoolExecutor(jobs) as pool, tqdm(total=len(tasks), unit="run", disable=not tasks) as bar:
         try:
             for done in as_completed([pool.submit(work, task) for task in tasks]):

@@ -53,12 +53,5 @@ if [ "${DRY_RUN:-0}" != 0 ]; then
     exit
 fi
 
-rm -rf "$RUN_DIR/huggingface" "$RUN_DIR/huggingface.tmp"
-# INFO: upstream then says how many steps there will be, which the bar shows
-VERL_FILE_LOGGER_PATH="$RUN_DIR/metrics.jsonl" VERL_SFT_LOGGING_LEVEL=INFO python scripts/launch.py "$RUN_DIR" -- \
-    python -m torch.distributed.run --standalone --nproc_per_node="$PROCESSES" -m verl.trainer.sft_trainer "${settings[@]}"
-
-step=$(cat "$RUN_DIR/latest_checkpointed_iteration.txt")
-cp -r "$RUN_DIR/global_step_$step/huggingface" "$RUN_DIR/huggingface.tmp"
-mv "$RUN_DIR/huggingface.tmp" "$RUN_DIR/huggingface"
+train_sft "${settings[@]}"
 echo "warm start: $RUN_DIR/huggingface"

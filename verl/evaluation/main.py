@@ -246,7 +246,7 @@ def settings_of(plan: Plan) -> dict:
     for file in _files(plan.config):
         digest.update(Path(file).read_bytes())
     settings["data"] = digest.hexdigest()[:16]
-    settings["server"] = {key: asked["server"][key] for key in ("name", "api", "tokenizer")}
+    settings["server"] = {key: asked["server"][key] for key in ("name", "api", "tokenizer", "max_model_len")}
     if plan.scoring == "judge":
         settings["judge"] = {key: asked["judge"][key] for key in ("url", "name", "max_tokens", "temperature")}
     return settings
@@ -283,12 +283,11 @@ def _server(plan: Plan):
 def _connect(side: DictConfig, url: str, at_once: int) -> tuple[list[AsyncOpenAI], str, int | None, bool]:
     """Ask a server for its models, and return clients for it, the model's name, the largest number of tokens of prompt
     and response together (None if the server does not say), and whether it knows vLLM's sampling parameters."""
+    url = url.rstrip("/").removesuffix("/v1")
     key = os.environ.get(side.api_key_env or "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        reply = httpx.get(
-            f"{url.rstrip('/')}/v1/models", headers=headers, timeout=60, trust_env=not is_loopback(httpx.URL(url))
-        )
+        reply = httpx.get(f"{url}/v1/models", headers=headers, timeout=60, trust_env=not is_loopback(httpx.URL(url)))
         models = {model["id"]: model for model in reply.raise_for_status().json()["data"]}
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         raise EvaluationError(

@@ -1,6 +1,6 @@
 """Evaluates problems of reasoning-gym on this project's data, by the families' verifiers.
 
-    python -m recipe.tasks.reasoning_gym.evaluation SAMPLES TEST_FILE
+    python -m recipe.tasks.reasoning_gym.evaluation SAMPLES
 
 prints a line for each family of an evaluation's samples: right answers in percent with a 95 % interval, and mean score.
 """
@@ -28,11 +28,13 @@ register_benchmark(
 )
 
 
-def table_by_family(samples: Path, test_file: Path) -> list[str]:
-    """Return the lines of the table; `test_file` is the evaluation's only file, whose row numbers are the questions."""
-    rows = pq.read_table(test_file, columns=["extra_info"])["extra_info"].to_pylist()
+def table_by_family(samples: Path) -> list[str]:
+    """Return the lines of the table; the row numbers of the evaluation's files are the questions."""
+    head, *lines = samples.read_text(encoding="utf-8").splitlines()
+    files = json.loads(head)["settings"]["files"]
+    rows = [info for file in files for info in pq.read_table(file, columns=["extra_info"])["extra_info"].to_pylist()]
     by_family = defaultdict(list)
-    for line in samples.read_text(encoding="utf-8").splitlines()[1:]:
+    for line in lines:
         sample = json.loads(line)
         by_family[rows[int(sample["question"])]["family"]].append(sample)
     lines = [f"{'family':<28} {'questions':>9} {'Acc-Pass@1':>10}  95 % interval  Acc-Mean"]
@@ -46,4 +48,4 @@ def table_by_family(samples: Path, test_file: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(table_by_family(*map(Path, sys.argv[1:]))))
+    print("\n".join(table_by_family(Path(sys.argv[1]))))

@@ -58,13 +58,27 @@ def test_a_curve_counts_what_was_spent_before_each_validation():
     assert curve["calls"].tolist() == [0, 16, 32]
 
 
-def test_a_run_whose_validations_lost_prompts_is_named(monkeypatch, capsys):
+def test_a_run_whose_validations_lost_prompts_is_named(monkeypatch, capsys, tmp_path):
     table = run([0.1, 0.2, 0.4], tokens=50, seconds=3)
+    monkeypatch.setattr(compare_runs, "ROOT", tmp_path)
     monkeypatch.setattr(compare_runs, "load_metrics", lambda folder: table)
     compare_runs.trained("made_before", [], {}, lambda curve: True)
     table["val-aux/failed_prompts"] = pd.Series([3.0, 2.0], index=[0, 4])
     compare_runs.trained("made_before", [], {}, lambda curve: True)
     assert capsys.readouterr().err == "warning: made_before: its validations lost 5 prompts: train.log says why\n"
+
+
+def test_a_run_of_another_design_is_not_reported(monkeypatch, tmp_path):
+    monkeypatch.setattr(compare_runs, "ROOT", tmp_path)
+    monkeypatch.setattr(compare_runs, "load_metrics", lambda folder: run([0.1, 0.2, 0.4], tokens=50, seconds=3))
+    of_task = [
+        ("made_before", ["run.sh"], compare_runs.environment_of("grpo", name), bool) for name in ("walk", "code")
+    ]
+    compare_runs.trained(*of_task[0][:3], lambda curve: True)
+    for arguments, hops in ((of_task[1], ""), (of_task[0], "3")):
+        monkeypatch.setenv("HOPS", hops)
+        with pytest.raises(ValueError, match=f"{'HOPS' if hops else 'TASK'} differ.*choose another --name"):
+            compare_runs.trained(*arguments)
 
 
 def test_prompts_that_were_not_kept_are_paid_for():
@@ -142,7 +156,8 @@ compare_runs.in_parallel([0, 1, 2], work, 1, print)
 """
 
 
-def test_sigterm_ends_the_run_and_begins_no_other(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_run_and_begins_no_other(number, tmp_path):
     (tmp_path / "run.sh").write_text('trap "echo ended $SEED; exit 1" TERM\necho began $SEED\nsleep 60 & wait\n')
     tool = subprocess.Popen([sys.executable, "-c", STOPPED, str(tmp_path)])
     log = tmp_path / "outputs/a/script.log"
@@ -150,8 +165,8 @@ def test_sigterm_ends_the_run_and_begins_no_other(tmp_path):
     while not (log.exists() and "began 0" in log.read_text()) and time.monotonic() < deadline:
         time.sleep(0.1)
     for _ in range(20):  # the first may come to a whole process group, and be handed on by its parent too
-        tool.send_signal(signal.SIGTERM)
-    assert tool.wait(20) == 128 + signal.SIGTERM
+        tool.send_signal(number)
+    assert tool.wait(20) == 128 + number
     assert log.read_text().split("\n") == ["began 0", "ended 0", ""]
 
 
