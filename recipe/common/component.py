@@ -159,6 +159,8 @@ class TokenBudget(Component):
         trainer.config.trainer.test_freq = step if self.spent // distance > passed else trainer.total_training_steps + 1
         if self.spent >= self.keys.tokens:
             trainer.total_training_steps = step
+            if trainer.config.trainer.save_freq > 0:  # upstream has asked before the step whether it is the last one
+                trainer.config.trainer.save_freq = step
         yield
 
     def state_dict(self) -> dict:

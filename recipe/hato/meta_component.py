@@ -117,6 +117,11 @@ class MetaLearning(Component):
                 f"hato.meta_learning.enable with data.sampler.band={band}: an episode's prompts are of one domain: set "
                 "one of the two to its default"
             )
+        if (warmup := config.trainer.critic_warmup) > 1:
+            raise ValueError(
+                f"hato.meta_learning.enable with trainer.critic_warmup={warmup}: the actor is not updated in the first "
+                "steps, where an episode begins: set trainer.critic_warmup=0"
+            )
         strategy = config.actor_rollout_ref.actor.strategy
         if strategy not in META_STRATEGIES:
             raise ValueError(f"hato.meta_learning needs actor.strategy of {', '.join(META_STRATEGIES)}, not {strategy}")

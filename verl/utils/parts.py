@@ -60,7 +60,8 @@ class Part:
     name: str  # the choice, as in `tree=plain`
     about: str  # a sentence for the menu
     requires: str = ""  # further requirements of a run, for the menu
-    warning: str = ""  # a caveat for users who compare its runs with others; shown before each run
+    # a caveat for users who compare its runs with others, shown before each run; or a function of the config for it
+    warning: str | Callable[[DictConfig], str] = ""
     # config values that the choice sets: key from the config's root, with dots -> value
     values: Mapping[str, Any] = field(default_factory=dict)
     # config values, in addition to `values`, with which a test takes a small step

@@ -77,7 +77,7 @@ class PivotSuccess(Component):
         for group in rows.groups:
             positions = rows.tree_data(group, Pivots).positions
             successful = set(pivots[group.rows][right[group.rows]].tolist())
-            outcomes.append((group.order, [(x, number in successful) for number, x in enumerate(positions, 1)]))
+            outcomes.append((group.order, [(x, number in successful) for number, x in positions]))
         return outcomes
 
     def state_dict(self) -> dict:

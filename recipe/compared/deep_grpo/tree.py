@@ -40,9 +40,9 @@ class Fit(NamedTuple):
 
 
 class Pivots(NamedTuple):
-    """The positions x of a prompt's pivots, in the order of their numbers, for the trainer."""
+    """The number and the position x of each pivot of a prompt, for the trainer."""
 
-    positions: tuple[float, ...]
+    positions: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -140,4 +140,4 @@ class Policy(BranchPolicy):
         on_paths = sorted({i for leaf in tree.leaves for i in tree.path(leaf)})  # the environment may lose branches
         branches = [info for info in (tree.segments[i].info for i in on_paths) if info.record is not None]
         positions = {info.fields[PIVOTS.name]: info.record for info in branches}
-        return Pivots(tuple(positions[pivot] for pivot in sorted(positions)))
+        return Pivots(tuple(sorted(positions.items())))

@@ -44,6 +44,12 @@ class PassKKeys:
         """Raise ValueError if a prompt has fewer than k responses, or a KL penalty is asked for in the rewards."""
         if self.k > (n := config.actor_rollout_ref.rollout.n):
             raise ValueError(f"algorithm.passk.k={self.k}: {ROLLOUT}.n={n} responses are fewer; raise n, or lower k")
+        environment = config.actor_rollout_ref.rollout.get("environment")
+        if environment in ("gym", "agent") and config.environment.get("reward") != "task":
+            raise ValueError(
+                f"algorithm.adv_estimator=passk counts right responses by the reward function's acc, and with "
+                f"environment={environment} no reward function is called: set environment.reward=task"
+            )
         if config.algorithm.use_kl_in_reward:
             raise ValueError(
                 "algorithm.use_kl_in_reward=true has no effect on algorithm.adv_estimator=passk, which counts right "
@@ -61,6 +67,12 @@ def passk_advantages(n: int, n_right: int, k: int, epsilon: float = 0.0) -> tupl
     return fails / std, (fails - comb(n_wrong - 1, k - 1) / comb(n - 1, k - 1)) / std
 
 
+def _warning(config) -> str:
+    if config.actor_rollout_ref.rollout.get("tree") in (None, "plain"):
+        return ""
+    return "responses that share tokens are not independent, which biases the number of right ones among k"
+
+
 # Equal scores do not make a group equal: they may belong to right and to wrong responses.
 @register_credit(
     "passk",
@@ -70,6 +82,7 @@ def passk_advantages(n: int, n_right: int, k: int, epsilon: float = 0.0) -> tupl
     smallest={"k": 2},
     compares=Compares.GROUP_THEN_MORE,
     reward_fields=(ACCURACY,),
+    warning=_warning,
 )
 def compute_passk_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool, keys: PassKKeys

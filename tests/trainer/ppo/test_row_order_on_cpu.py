@@ -7,7 +7,7 @@ import torch
 from verl.workers.utils.losses import ppo_loss
 
 from verl.trainer.ppo import padding_utils
-from verl.trainer.ppo.v1.row_order import distinct_tokens, place_groups, spread_padding_rows
+from verl.trainer.ppo.v1.row_order import check_updates, distinct_tokens, place_groups, spread_padding_rows
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig
 from verl.workers.rollout.contexts import CONTEXTS
@@ -46,7 +46,7 @@ def test_every_mini_batch_has_as_many_padding_rows_give_or_take_one(seed):
 
 def test_fewer_trajectories_than_updates_are_an_error():
     with pytest.raises(ValueError, match="1 trajectories for 2 updates"):
-        spread_padding_rows([False, True, True, True], n_ranks=1, n_mini_batches=2)
+        check_updates(1, 2)
 
 
 TERMS = ("old_log_probs", "ref_log_prob", "advantages")

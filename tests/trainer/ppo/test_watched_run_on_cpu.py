@@ -4,11 +4,12 @@ import asyncio
 import inspect
 import math
 from collections import defaultdict
-from functools import partialmethod
+from functools import partial, partialmethod
 from types import SimpleNamespace
 
 import pytest
 import torch
+from verl.protocol import DataProtoFuture
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
@@ -161,7 +162,12 @@ class Workers:
     compute_ref_log_prob = partialmethod(_fetch, "compute_ref_log_prob")
     infer_batch = partialmethod(_fetch, "infer_batch")
     update_actor = partialmethod(_fetch, "update_actor")
-    train_mini_batch = partialmethod(_fetch, "train_mini_batch")
+
+    def train_mini_batch(self, batch):
+        """Upstream's call does not wait."""
+        later = DataProtoFuture(collect_fn=None, futures=[])
+        later.get = partial(dict, self._fetch("train_mini_batch", batch))
+        return later
 
 
 def set_up(made, monkeypatch, use_critic=False, use_reference_policy=False, **workers) -> None:

@@ -72,6 +72,12 @@ def _check_contexts(config: DictConfig) -> None:
         raise ValueError(f"{key}: a rollout is then several sequences, which only update=tree trains; set update=tree")
     if need_critic(config) or OmegaConf.select(config, "distillation.enabled"):
         raise ValueError(f"{key}: a critic and a teacher would read the whole trajectory; choose another estimator")
+    reward_model = config.reward.reward_model
+    if reward_model.enable and not reward_model.enable_resource_pool:
+        raise ValueError(
+            f"{key}: rewards go to trained tokens when the rollout ends, and a reward model without "
+            "reward.reward_model.enable_resource_pool=true gives them later; set that"
+        )
 
 
 def check_names(section: DictConfig, name: str) -> None:
@@ -111,7 +117,9 @@ def part_warnings(config: DictConfig) -> list[str]:
     """Return the registered warnings about the run's credit and loss."""
     loss = parts("loss").get(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     chosen = {"credit": credit_of(config.algorithm.adv_estimator), "loss": loss}
-    return [f"{kind}={part.name}: {part.warning}" for kind, part in chosen.items() if part and part.warning]
+    said = {f"{kind}={part.name}": part.warning for kind, part in chosen.items() if part}
+    warnings = {name: words(config) if callable(words) else words for name, words in said.items()}
+    return [f"{name}: {words}" for name, words in warnings.items() if words]
 
 
 def check_distillation(config: DictConfig) -> None:

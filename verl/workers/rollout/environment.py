@@ -40,7 +40,7 @@ class Answer:
         tokens: token ids that follow the turn; none if the trajectory is done, or if not even an empty answer fits.
         calls: descriptions of the calls that it answers, in JSON's types, for metrics and the viewer.
         state: state after the turn, hashable; None for an environment without state. It must not change.
-        reward: reward of the turn (`Environment.counted_rewards`); None for 0.
+        reward: reward of the turn; None if it has none (`Environment.counted_rewards`).
         context: all that the model reads before its next turn, if that is not the present context, the turn and
             `tokens`, which then only stand in the row.
     """
@@ -71,6 +71,8 @@ class Environment:
     stop_token_ids: Sequence[int] = ()
     # These tokens and the model's end tokens end this.
     token_end: Ends = Ends.TRAJECTORY
+    # whether trajectories with equal tokens may end differently, as each has a state of its own
+    ends_differ = False
 
     def open(self, row: Mapping[str, Any], seed: int) -> "Environment":
         """Return the environment of one prompt, a row of the data set; `seed` is equal for all its branches. Raise
@@ -123,7 +125,7 @@ class Environment:
         BranchLost if it cannot be reached again."""
         raise NotImplementedError
 
-    def counted_rewards(self, rewards: Sequence[float]) -> list[float] | None:
+    def counted_rewards(self, rewards: Sequence[float | None]) -> list[float] | None:
         """Return what turns' rewards count for the trajectory's, their sum; None if the reward loop scores it."""
         return None
 

@@ -99,8 +99,8 @@ class TreeBuilder:
         self.vocab_size, self.seed, self.request_id = vocab_size, seed, request_id
         self.tree = TrajectoryTree(list(prompt_ids))
         self.calls: list[dict[str, Any]] = []  # the environment's description of each call
-        self.turn_rewards: dict[tuple[int, ...], float] = {}  # tokens up to a turn's end -> the turn's reward
-        self.lost: dict[tuple[int, ...], str] = {}  # tokens of a trajectory that the environment has lost -> reason
+        self.turn_rewards: dict[_End, float | None] = {}
+        self.lost: dict[_End, str] = {}  # end of a trajectory that the environment has lost -> reason
         self._end_of = lru_cache(maxsize=1024)(self._find_end)
 
     def _find_end(self, turn: Sequence[int], state: Any = None) -> TurnEnd:
@@ -173,13 +173,15 @@ class TreeBuilder:
             left = self.max_tokens - len(path.tokens) if changes else self.tokens_left(path)
             answer = await self.environment.answer(path.state, turn, left - 1)
         except BranchLost as error:
-            self.lost[path.tokens] = str(error)
-            return Continuation([], path, Ended.LOST)
+            last = self._last(object())
+            self.lost[_end(path.tokens, *last)] = str(error)
+            return Continuation(last, path, Ended.LOST)
         self.calls += answer.calls
-        self.turn_rewards[path.tokens] = answer.reward or 0.0
+        last = self._last(answer.state, answer.calls) if answer.done else []
+        self.turn_rewards[_end(path.tokens, *last)] = answer.reward
         if answer.done or not answer.tokens:
             self.environment.release(answer.state)
-            return Continuation([], path, Ended.STOP if answer.done else Ended.LENGTH)
+            return Continuation(last, path, Ended.STOP if answer.done else Ended.LENGTH)
         info = SegmentInfo(answer.calls, answer.state, notes=dict(notes or {}), context=answer.context)
         segment = Segment(None, answer.tokens, author=TOOL, info=info)
         then = path.then(segment)
@@ -192,6 +194,11 @@ class TreeBuilder:
             self.environment.release(answer.state)
             return Continuation([], path, Ended.LENGTH)
         return Continuation([segment], then)
+
+    def _last(self, state: Any, calls: tuple[dict[str, Any], ...] = ()) -> list[Segment]:
+        """Return an empty answer at the end of a trajectory that is not the same as another with equal tokens."""
+        info = SegmentInfo(calls, state)
+        return [Segment(None, [], author=TOOL, info=info)] if self.environment.ends_differ else []
 
     async def advance(self, path: Path, **options: Any) -> Continuation:
         """Generate after `path`, let the environment answer if the turn has ended, and return both as a continuation.
@@ -298,7 +305,7 @@ async def grow(engine: RolloutEngine, prompt_ids: Sequence[int], n: int, policy:
     tree = builder.tree
     if builder.lost:
         rows = zip(tree.leaves, tree.trajectories(), strict=True)
-        tree.leaves = [leaf for leaf, tokens in rows if tuple(tokens) not in builder.lost]
+        tree.leaves = [leaf for leaf, tokens in rows if _end(tokens, tree.segments[leaf]) not in builder.lost]
         if not tree.leaves:
             raise BranchLost(f"the environment lost every trajectory: {next(iter(builder.lost.values()))}")
     tree = tree.renumbered()
@@ -314,7 +321,18 @@ def _rewards_on_path(builder: TreeBuilder, tree: TrajectoryTree, leaf: int) -> d
     tokens: tuple[int, ...] = ()
     for segment, following in zip(segments, [*segments[1:], None], strict=True):
         tokens = (*tokens, *segment.token_ids)
-        if (following is None or following.author == TOOL) and tokens in builder.turn_rewards:
-            ends.append(tokens)
+        end = _end(tokens, following)
+        if (following is None or following.author == TOOL) and segment.token_ids and end in builder.turn_rewards:
+            ends.append(end)
     counted = builder.environment.counted_rewards([builder.turn_rewards[end] for end in ends])
-    return dict(zip(map(len, ends), counted or [], strict=True))
+    return dict(zip((len(tokens) for tokens, _ in ends), counted or [], strict=True))
+
+
+# the tokens up to a turn's end, and the state after it if it ends a trajectory with a state of its own
+_End = tuple[tuple[int, ...], Any]
+
+
+def _end(tokens: Sequence[int], following: Segment | None = None) -> _End:
+    """Return the end of a turn, given the segment that follows it or, if that is empty, ends the trajectory."""
+    is_last = following is not None and following.author == TOOL and not following.token_ids
+    return tuple(tokens), following.info.state if is_last else None

@@ -21,12 +21,12 @@ from verl.workers.rollout.prompt_task import PromptSettings, PromptTask
 from verl.workers.rollout.trajectory_tree import TREE_DATA
 from verl.workers.rollout.tree_rollout import rows_of
 
-# prompt -> x of its pivots, and rows (reward, number of the pivot or 0). p: a right and a wrong branch at the first
-# pivot, two wrong ones at the second (right main trajectories do not count); q has no pivot
+# prompt -> its pivots' numbers and x, and rows (reward, number of the pivot or 0). p: a right and a wrong branch at the
+# first pivot, two wrong ones at the second (right main trajectories do not count); q has no pivot; r has lost its first
 PROMPTS = {
-    "p": ([0.25, 0.75], [(1.0, 0), (0.0, 0), (0.0, 1), (1.0, 1), (0.0, 2), (0.0, 2)]),
-    "q": ([], [(1.0, 0)] * 6),
-    "r": ([0.5], [(1.0, 0)] * 4 + [(0.0, 1), (0.5, 1)]),
+    "p": ({1: 0.25, 2: 0.75}, [(1.0, 0), (0.0, 0), (0.0, 1), (1.0, 1), (0.0, 2), (0.0, 2)]),
+    "q": ({}, [(1.0, 0)] * 6),
+    "r": ({2: 0.5}, [(1.0, 0)] * 4 + [(0.0, 2), (0.5, 2)]),
 }
 KEYS = {"chains": 2, "max_failures": 2, "branches": 2}
 
@@ -45,7 +45,7 @@ def queue(monkeypatch):
     queue = MemoryQueue(monkeypatch)
     for order, (uid, (positions, rows)) in enumerate(PROMPTS.items()):
         for i, (reward, pivot) in enumerate(rows):
-            extra = {TREE_DATA: pickle.dumps(Pivots(positions))} if i == 0 else {}
+            extra = {TREE_DATA: pickle.dumps(Pivots(tuple(positions.items())))} if i == 0 else {}
             columns = {PIVOTS.name: [0, pivot, pivot], "extra_fields": extra}
             queue.add(f"{uid}_{i}_0", reward, [1, 1, 1], order, **columns)
     return queue
@@ -187,7 +187,7 @@ def test_branches_go_on_from_a_step_of_a_failed_trajectory(seed):
             forked = row_pivots.index(number)
             assert row_pivots == [0] * forked + [number] * (len(response) - forked)
             assert response[:forked] == chain[:forked] and forked in nodes[:-1]
-            assert positions[number - 1] == (nodes.index(forked) + 1) / len(nodes)
+            assert dict(positions)[number] == (nodes.index(forked) + 1) / len(nodes)
     assert len(engine.asked) == 10 and len({request.seed for request in engine.asked}) == 10
 
 

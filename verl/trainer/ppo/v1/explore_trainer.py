@@ -41,7 +41,13 @@ from verl.trainer.ppo.v1.batch_rows import (
     zero_advantages,
 )
 from verl.trainer.ppo.v1.component import Component, components_of
-from verl.trainer.ppo.v1.row_order import clear_contexts, distinct_tokens, place_groups, spread_padding_rows
+from verl.trainer.ppo.v1.row_order import (
+    check_updates,
+    clear_contexts,
+    distinct_tokens,
+    place_groups,
+    spread_padding_rows,
+)
 from verl.trainer.ppo.v1.trainer_state import load_state, save_state
 from verl.trainer.ppo.v1.tree_buffer import FilteredPrompts
 from verl.trainer.ppo.v1.tree_reports import (
@@ -158,6 +164,7 @@ class ExploreMixin(WatchedRun):
         config = self.config.actor_rollout_ref
         n_mini_batches, rest = divmod(len(batch), config.actor.ppo_mini_batch_size * config.rollout.n)
         if n_mini_batches and not rest:  # otherwise the actor is not updated in this step
+            check_updates(len(BatchRows(batch).real), n_mini_batches)
             n_ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
             if config.actor.get("use_prefix_tree"):
                 batch.reorder(self._groups_together(BatchRows(batch), n_ranks, n_mini_batches))

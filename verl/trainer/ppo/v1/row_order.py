@@ -22,6 +22,15 @@ def clear_contexts(rows: BatchRows) -> None:
         rows.put(CONTEXTS, torch.zeros(len(padding_rows), 1, dtype=torch.int64), padding_rows)  # their number, 0
 
 
+def check_updates(n_trajectories: int, n_mini_batches: int) -> None:
+    """Raise ValueError if an update would have only padding rows."""
+    if n_trajectories < n_mini_batches:
+        sizes = "data.train_batch_size, or ppo_mini_batch_size"
+        raise ValueError(
+            f"{n_trajectories} trajectories for {n_mini_batches} updates: one would have none; raise {sizes}"
+        )
+
+
 def spread_padding_rows(are_padding_rows: Sequence[bool], n_ranks: int, n_mini_batches: int) -> list[int]:
     """Return an order of rows in which the numbers of padding rows of two mini-batches differ by at most one.
 
@@ -33,10 +42,6 @@ def spread_padding_rows(are_padding_rows: Sequence[bool], n_ranks: int, n_mini_b
 
     `are_padding_rows` holds the rows of `n_ranks` data parallel ranks, of equal number, one rank after the other.
     """
-    n_rows = len(are_padding_rows) - sum(are_padding_rows)
-    if n_rows < n_mini_batches:
-        sizes = "data.train_batch_size, or ppo_mini_batch_size"
-        raise ValueError(f"{n_rows} trajectories for {n_mini_batches} updates: one would have none; raise {sizes}")
     rows_per_rank, order, dealt = len(are_padding_rows) // n_ranks, [], 0
     size = rows_per_rank // n_mini_batches
     for start in range(0, len(are_padding_rows), rows_per_rank):

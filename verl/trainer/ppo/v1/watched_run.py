@@ -20,6 +20,7 @@ from functools import wraps
 
 import ray
 from omegaconf import DictConfig
+from verl.protocol import DataProtoFuture
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
@@ -206,7 +207,8 @@ class WatchedRun:
 
         def update_and_count(batch):
             output = update(batch)
-            for grad_norm in output["metrics"].get("grad_norm", []):
+            done = output.get() if isinstance(output, DataProtoFuture) else output  # the critic's comes later
+            for grad_norm in done["metrics"].get("grad_norm", []):
                 self._count_update(role, grad_norm, batch)
             return output
 

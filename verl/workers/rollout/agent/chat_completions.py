@@ -85,7 +85,7 @@ def _without(value: Any, ignored: Sequence[str]) -> Any:
     """Return a JSON value without what the patterns match in its texts."""
     if isinstance(value, dict):
         return {key: _without(item, ignored) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_without(item, ignored) for item in value]
     if isinstance(value, str):
         for pattern in ignored:

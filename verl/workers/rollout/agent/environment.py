@@ -12,7 +12,7 @@ import copy
 import json
 import logging
 import re
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,6 +34,7 @@ from verl.workers.rollout.chat.template import ChatTemplate
 from verl.workers.rollout.contexts import END_OF_THINKING, THINK, ContextRule
 from verl.workers.rollout.environment import Answer, BranchLost, Ends, TurnEnd
 from verl.workers.rollout.stateful import Instance, InstanceKeys, InstancePool, State, StatefulEnvironment, Step
+from verl.workers.rollout.tools.protocol import stops_after
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.05  # time between two looks for requests other than the recorded one, in a replay
@@ -143,7 +144,7 @@ class Agents:
     def __init__(self, keys: AgentKeys):
         self.keys, self.gateway = keys, Gateway(keys.host, keys.ignored)
         self.programs = Programs(keys.command, keys.class_path, keys.env, keys.memory_mb)
-        self.failures: Counter[str] = Counter()
+        self.warned: set[str] = set()  # kinds of failures
 
     async def start(self) -> None:
         await self.gateway.start()
@@ -156,15 +157,15 @@ class Agents:
     def reward_of(self, outcome: Outcome) -> float | None:
         """Return a program's reward: its result, or 0 if it failed or its result is no number."""
         why = outcome.failed
+        kind = why.partition(":")[0]
         if not why and self.keys.reward == "result":
             try:
                 return finite_number(float(outcome.result), "the result")
             except ValueError:
-                why = f"its result {outcome.result!r:.80} is no number"
-        if why:
-            self.failures[why] += 1
-            if self.failures[why] == 1:
-                logger.warning(f"an agent failed, and its reward is 0: {why}")
+                kind, why = "no number", f"its result {outcome.result!r:.80} is no number"
+        if why and kind not in self.warned:
+            self.warned.add(kind)
+            logger.warning(f"an agent failed, and its reward is 0: {why}; others of this kind are not told")
         return 0.0
 
 
@@ -221,8 +222,12 @@ class Agent(StatefulEnvironment):
     async def stop(self) -> None:
         await self.agents.stop()
 
-    def counted_rewards(self, rewards: Sequence[float]) -> list[float] | None:
-        return None if self.keys.reward == "task" else list(rewards)
+    def counted_rewards(self, rewards: Sequence[float | None]) -> list[float] | None:
+        return None if self.keys.reward == "task" else [reward or 0.0 for reward in rewards]
+
+    @property
+    def ends_differ(self) -> bool:  # type: ignore[override]
+        return not self.keys.replay
 
     # ---- turns ----
 
@@ -251,14 +256,18 @@ class Agent(StatefulEnvironment):
         super().release(state.state if isinstance(state, Conversation) else state)
 
     def stops(self, turn: Sequence[int]) -> list[str]:
-        return list(self.present.stop)
+        return stops_after(self.tokenizer.decode(list(turn[-32:])), list(self.present.stop))
 
     def ends(self, turn: Sequence[int], end_tokens: Container[int]) -> TurnEnd:
-        if (most := self.present.max_tokens) is not None and len(turn) >= most:
-            return TurnEnd(Ends.TURN, most)
-        if self.present.stop and first_of(self.present.stop, self.tokenizer.decode(list(turn))) is not None:
-            return TurnEnd(Ends.TURN, len(turn))
-        return super().ends(turn, end_tokens)
+        most = len(turn) + 1 if self.present.max_tokens is None else self.present.max_tokens
+        if self._has_stop(turn):
+            n = bisect_left(range(len(turn)), True, key=lambda length: self._has_stop(turn[:length]))
+            return TurnEnd(Ends.TURN, min(n, most))
+        return TurnEnd(Ends.TURN, most) if len(turn) >= most else super().ends(turn, end_tokens)
+
+    def _has_stop(self, turn: Sequence[int]) -> bool:
+        stops = self.present.stop
+        return bool(stops) and first_of(stops, self.tokenizer.decode(list(turn))) is not None
 
     async def answer(self, state: Conversation | None, turn: Sequence[int], max_tokens: int) -> Answer:
         before = state or self.first

@@ -15,6 +15,7 @@ from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
 from verl.workers.rollout.tools.base_tool import BaseTool
+from verl.workers.rollout.tools.function_calls import MAX_SHOWN_CHARS, TYPES, wrong_argument
 from verl.workers.rollout.tools.plain_text import one_line
 
 logger = logging.getLogger(__name__)
@@ -23,8 +24,6 @@ FORMAT = "actor_rollout_ref.rollout.multi_turn.format"
 PYTHON_TAG = "<|python_tag|>"
 MARKS = {"gpt-oss": [" to=functions."], "llama3_json": [PYTHON_TAG]}  # marks of a call, for parsers that name none
 UNREADABLE = "the call cannot be read"
-MAX_SHOWN_CHARS = 200  # largest number of characters of a fault that the model reads
-TYPES: dict[str, Any] = dict(string=str, integer=int, number=(int, float), boolean=bool, array=list, object=dict)
 _ANALYSIS = re.compile(r"<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|$)", re.DOTALL)
 
 
@@ -127,27 +126,9 @@ def arguments_of(call: Call, tools: Mapping[str, BaseTool]) -> tuple[BaseTool, d
         raise CallFault(one_line(f"the arguments of {call.name} are no JSON ({error})", MAX_SHOWN_CHARS)) from error
     if not isinstance(arguments, dict):
         raise CallFault(f"the arguments of {call.name} are no JSON object")
-    _check_names(call.name, tool.schema, arguments)
+    if fault := wrong_argument(call.name, tool.schema, arguments):
+        raise CallFault(fault)
     return tool, arguments
-
-
-def _check_names(name: str, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Check that the required arguments are there, that there are no others, and that their types are right."""
-    properties, required = schema.get("properties") or {}, schema.get("required") or []
-    if missing := [key for key in required if key not in arguments]:
-        raise CallFault(f"{name} lacks the argument {', '.join(missing)}")
-    unknown = [] if schema.get("additionalProperties") else [key for key in arguments if key not in properties]
-    if unknown:
-        shown = one_line(", ".join(unknown), MAX_SHOWN_CHARS)
-        raise CallFault(f"{name} has no argument {shown}; its arguments are {', '.join(properties) or 'none'}")
-    for key, value in arguments.items():
-        about = properties.get(key)
-        named = about.get("type") if isinstance(about, Mapping) else None
-        if not isinstance(named, str) or named not in TYPES:
-            continue
-        is_wrong_bool = isinstance(value, bool) and named != "boolean"  # Python takes it for a number
-        if is_wrong_bool or not isinstance(value, TYPES[named]):
-            raise CallFault(f"the argument {key} of {name} is no {named}")
 
 
 def schema_for_parser(function: Mapping[str, Any]) -> OpenAIFunctionToolSchema:

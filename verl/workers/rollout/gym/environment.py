@@ -112,7 +112,10 @@ class Gym(StatefulEnvironment):
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         return text if len(ids) <= (n := self.keys.max_observation_tokens) else self.tokenizer.decode(ids[:n])
 
-    def counted_rewards(self, rewards: Sequence[float]) -> list[float] | None:
+    def counted_rewards(self, rewards: Sequence[float | None]) -> list[float] | None:
         if self.keys.reward == "task":
             return None
-        return list(rewards) if self.keys.reward == "sum" else [0.0] * (len(rewards) - 1) + list(rewards[-1:])
+        first = 0
+        if self.keys.reward == "last":  # turns that the environment has not seen have none
+            first = max((i for i, reward in enumerate(rewards) if reward is not None), default=0)
+        return [reward or 0.0 if i >= first else 0.0 for i, reward in enumerate(rewards)]

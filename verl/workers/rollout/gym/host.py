@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,8 +27,8 @@ def load_class(class_path: str) -> type:
     module, _, name = class_path.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{class_path}: {error}") from error
+    except Exception as error:  # a module may raise anything
+        raise ValueError(f"{class_path}: {type(error).__name__}: {error}") from error
     gymnasium = sys.modules.get("gymnasium")
     if gymnasium is not None and isinstance(cls, type) and issubclass(cls, gymnasium.Env):
         return type(name, (Gymnasium,), {"make": cls} | ({"copy": Gymnasium.copied} if hasattr(cls, "copy") else {}))
@@ -78,11 +79,13 @@ def call(cls: type, instances: dict[int, Any], method: str, number: int, argumen
 
 def result_of(value: Any) -> Any:
     """Return a method's result, also that of a coroutine function."""
+    return event_loop().run_until_complete(value) if inspect.isawaitable(value) else value
 
-    async def awaited() -> Any:
-        return await value
 
-    return asyncio.run(awaited()) if inspect.isawaitable(value) else value
+@cache
+def event_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop of this process, which is one instance's and its copies', so that connections outlast a call."""
+    return asyncio.new_event_loop()
 
 
 def checked_text(value: Any, method: str) -> str:

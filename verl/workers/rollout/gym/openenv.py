@@ -116,7 +116,7 @@ class OpenEnvInstance(Instance):
         try:
             self.connection = await self.server.connect()
             await result_in_time(self._answer({"type": "state"}), self.server.seconds)
-            is_open = True
+            is_open, self.is_lost = True, False
         except (ServerDown, InstanceLost) as error:
             self.server.down_since = min(self.server.down_since, monotonic())
             return error

@@ -94,7 +94,8 @@ class Tools(ToolEnvironment):
     async def answer(self, state: ToolStates | None, turn: Sequence[int], max_tokens: int) -> Answer:
         tag, content = self.protocol.call(turn)
         if content is None:
-            call = ToolCall(tag, f"Error: {tag} was closed but not opened", ok=False, seconds=0.0, error=MALFORMED)
+            name, text = self.tools.tools[tag].name, f"Error: {tag} was closed but not opened"
+            call = ToolCall(name, text, ok=False, seconds=0.0, error=MALFORMED)
         else:
             call, state = await self.sessions.call(state, tag, content)
         tokens = self.protocol.result_ids(call.text, min(self.max_result_tokens, max_tokens))

@@ -11,6 +11,10 @@ from typing import Any
 from pydantic_core import to_json
 
 from verl.workers.rollout.tools.base_tool import ToolError
+from verl.workers.rollout.tools.plain_text import one_line
+
+MAX_SHOWN_CHARS = 200  # largest number of characters of a fault that the model reads
+TYPES: dict[str, Any] = dict(string=str, integer=int, number=(int, float), boolean=bool, array=list, object=dict)
 
 
 def call_arguments(schema: Mapping[str, Any], content: str) -> dict[str, Any]:
@@ -30,6 +34,26 @@ def call_arguments(schema: Mapping[str, Any], content: str) -> dict[str, Any]:
     if isinstance(arguments, dict):
         raise ToolError(f"Missing arguments: {', '.join(missing)}.", kind="bad_arguments", retry=False)
     raise ToolError(f"Expected a JSON object with {', '.join(properties)}.", kind="bad_arguments", retry=False)
+
+
+def wrong_argument(name: str, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the arguments for a function: one is missing, unknown or of another type."""
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if missing := [key for key in required if key not in arguments]:
+        return f"{name} lacks the argument {', '.join(missing)}"
+    unknown = [] if schema.get("additionalProperties") else [key for key in arguments if key not in properties]
+    if unknown:
+        shown = one_line(", ".join(unknown), MAX_SHOWN_CHARS)
+        return f"{name} has no argument {shown}; its arguments are {', '.join(properties) or 'none'}"
+    for key, value in arguments.items():
+        about = properties.get(key)
+        named = about.get("type") if isinstance(about, Mapping) else None
+        if not isinstance(named, str) or named not in TYPES:
+            continue
+        is_wrong_bool = isinstance(value, bool) and named != "boolean"  # Python takes it for a number
+        if is_wrong_bool or not isinstance(value, TYPES[named]):
+            return f"the argument {key} of {name} is no {named}"
+    return None
 
 
 def _json_value(content: str) -> Any:

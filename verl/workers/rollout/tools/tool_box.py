@@ -133,8 +133,12 @@ class ToolBox:
         self._places = asyncio.Semaphore(config.max_workers)
         self._group_places: dict[str, asyncio.Semaphore] = {}  # group of tools -> places for its `calls_at_once`
         self._logged: set[tuple[str, str]] = set()
-        for name, instance in config.tool_instances.items():
-            self._load(name, instance)
+        try:
+            for name, instance in config.tool_instances.items():
+                self._load(name, instance)
+        except BaseException:
+            result_in_thread(self.close())
+            raise
         if not self.tools:
             raise ValueError(f"{_SECTION}.tool_instances names no tool that can be loaded")
 
@@ -151,13 +155,21 @@ class ToolBox:
             return
         for tool in made.tools if isinstance(made, ToolSet) else [made]:
             tag = tool.trigger_tag
-            if tag in RESERVED_TAGS:
-                raise ValueError(f"{key}: <{tag}> belongs to the protocol")
-            if tag in self.tools:
-                raise ValueError(f"{key}: a second tool for <{tag}>; an MCP server's get other tags by params.prefix")
+            if (fault := self._wrong_tag(tag)) is not None:
+                thread = ToolThread(tool.name)
+                result_in_thread(thread.run(tool.close, CLOSE_SECONDS))
+                thread.stop()
+                raise ValueError(f"{key}: {fault}")
             if tool.calls_at_once is not None:
                 self._group_places.setdefault(tool.group, asyncio.Semaphore(tool.calls_at_once))
             self.tools[tag], self._threads[tag] = tool, ToolThread(tool.name)
+
+    def _wrong_tag(self, tag: str) -> str | None:
+        if tag in RESERVED_TAGS:
+            return f"<{tag}> belongs to the protocol"
+        if tag in self.tools:
+            return f"a second tool for <{tag}>; an MCP server's get other tags by params.prefix"
+        return None
 
     def selected_by(self, row: Mapping[str, Any]) -> list[str]:
         """Return the tags that a row selects by `extra_info.tool_selection` or a column `tools`, by default all."""

@@ -28,7 +28,7 @@ from verl.tools.function_tool import (
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolSet
-from verl.workers.rollout.tools.function_calls import call_arguments
+from verl.workers.rollout.tools.function_calls import call_arguments, wrong_argument
 from verl.workers.rollout.tools.plain_text import one_line
 
 MAX_MESSAGE_CHARS = 300  # largest number of characters of an exception's text for the model
@@ -59,6 +59,8 @@ class _FunctionWithSchema(BaseTool):
 
     async def execute(self, content: str, *, timeout: float) -> str:
         arguments = call_arguments(self.schema, content)
+        if fault := wrong_argument(self.name, self.schema, arguments):
+            raise ToolError(fault, kind="bad_arguments", retry=False)
         try:
             response = await self._respond(arguments)
         except ToolError:
