@@ -139,5 +139,5 @@ class Policy(BranchPolicy):
     def data_for_trainer(self, tree: TrajectoryTree) -> Pivots:
         on_paths = sorted({i for leaf in tree.leaves for i in tree.path(leaf)})  # the environment may lose branches
         branches = [info for info in (tree.segments[i].info for i in on_paths) if info.record is not None]
-        positions = {info.fields[PIVOTS.name]: info.record for info in branches}
+        positions = {int(info.fields[PIVOTS.name]): info.record for info in branches}
         return Pivots(tuple(sorted(positions.items())))
