@@ -171,20 +171,24 @@ def test_a_signal_ends_the_run_and_begins_no_other(number, tmp_path):
 
 
 def test_a_run_ends_with_its_tokens_and_is_validated_at_equal_distances():
-    config = OmegaConf.create({"trainer": {"token_budget": {"tokens": 1000, "validations": 2}, "test_freq": 20}})
+    config = OmegaConf.create(
+        {"trainer": {"token_budget": {"tokens": 1000, "validations": 2}, "test_freq": 20, "save_freq": 30}}
+    )
     assert TokenBudget.is_needed(config)
     assert not TokenBudget.is_needed(
         OmegaConf.create({"trainer": {"token_budget": {"tokens": None, "validations": 2}}})
     )
     budget, trainer = TokenBudget(config), SimpleNamespace(config=config, global_steps=1, total_training_steps=50)
-    validated = []
+    validated, saved = [], []
     while trainer.global_steps <= trainer.total_training_steps:
         with budget.around_update(trainer, {"tree/tokens_generated": 100.0, "tree/prompts": 3, "timing_s/gen": 1.0}):
             pass
         if trainer.global_steps % config.trainer.test_freq == 0:
             validated.append(trainer.global_steps)
+        if trainer.global_steps % config.trainer.save_freq == 0:
+            saved.append(trainer.global_steps)
         trainer.global_steps += 1
-    assert validated == [2, 4] and trainer.total_training_steps == 4
+    assert validated == [2, 4] and saved == [4] and trainer.total_training_steps == 4
     resumed = TokenBudget(config)
     resumed.load_state_dict(budget.state_dict())
     assert resumed.spent == 1200

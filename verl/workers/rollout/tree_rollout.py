@@ -274,7 +274,8 @@ def rows_of(
     weight_versions = {"min_global_steps": min(versions), "max_global_steps": max(versions)} if versions else {}
     rows = []
     for position, (leaf, tokens, mask, log_probs) in enumerate(columns):
-        answers = [tree.segments[i].info.calls for i in tree.path(leaf) if tree.segments[i].author == TOOL]
+        own = [tree.segments[i] for i in tree.path(leaf)]
+        answers = [segment.info.calls for segment in own if segment.author == TOOL and segment.token_ids]
         is_dropped = tree.is_dropped(leaf)
         rewards = tree.turn_rewards[position] if tree.turn_rewards and not is_dropped else {}
         fields = {name: values[position] for name, values in token_fields.items()}

@@ -3,6 +3,7 @@
 import json
 import sys
 import uuid
+from pathlib import Path
 
 NUMBERS = {"a": {"type": "integer"}, "b": {"type": "integer"}}
 PARAMETERS = {"type": "object", "properties": NUMBERS, "required": ["a", "b"]}
@@ -36,6 +37,17 @@ async def plain(task, base_url, api_key):
     while (message := await ask(model, messages, tools=TOOLS)).tool_calls:
         messages += results_of(message)
     return message.content
+
+
+async def lottery(task, base_url, api_key):
+    """The result is no function of what was said: only the first program wins."""
+    await plain(task, base_url, api_key)
+    path = Path(task["extra_info"]["winner"])
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return 0.0
+    return 1.0
 
 
 async def rewriting(task, base_url, api_key):

@@ -13,10 +13,11 @@ from tests.workers.rollout.chat.families import chat_of, encode, tokenizer_of
 from verl.workers.rollout.agent.chat_completions import AgentRequest, Reply, agent_request
 from verl.workers.rollout.agent.environment import Agent, AgentKeys
 from verl.workers.rollout.engines.interface import Generation
-from verl.workers.rollout.environment import BranchLost
+from verl.workers.rollout.environment import BranchLost, Ends
 from verl.workers.rollout.run_environment import try_agent
 from verl.workers.rollout.trajectory_tree import TOOL
 from verl.workers.rollout.tree_builder import grow
+from verl.workers.rollout.tree_rollout import rows_of
 
 ROW = {"raw_prompt": [{"role": "user", "content": "What is 3 + 4?"}], "index": 5}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": %d, "b": 4}}\n</tool_call>'
@@ -141,6 +142,22 @@ def test_stop_texts_and_limits_of_a_request_end_its_turn():
     assert sampled(tree)[-3:] == engine.turns[1][:3]
 
 
+@pytest.mark.parametrize(
+    ("said", "stops", "n_tokens"),
+    [("a b Obser", ["Observation:", "vation:"], None), ("a b Observation: c d", ["Observation:"], "a b Observation:")],
+)
+def test_a_stop_text_may_lie_in_two_parts_of_a_turn(said, stops, n_tokens):
+    request = agent_request({"messages": [{"role": "user", "content": "hi"}], "stop": ["Observation:"]})
+    agent = agent_of("plain")
+    agent.present = request
+    turn = encode("qwen2_5", said)
+    assert agent.stops(turn) == stops
+    ends = agent.ends(turn, set())
+    assert (ends.ends is Ends.TURN) == (n_tokens is not None)
+    assert text(turn[: ends.n_tokens]).startswith(n_tokens or said)
+    assert n_tokens is None or n_tokens not in text(turn[: ends.n_tokens - 1])
+
+
 # ---- outcomes ----
 
 
@@ -239,6 +256,15 @@ def test_equal_replies_share_no_program_where_it_may_not_run_again():
     engine = Script("qwen2_5", *[CALL % 3 + END] * 4, "one" + END, "two" + END, "three" + END, "four" + END)
     tree, opened = asyncio.run(grown(agent_of("plain"), engine, 4))
     assert len(tree.leaves) == 4 == opened.counts["instances"] and opened.counts["replayed_actions"] == 0
+
+
+def test_programs_whose_texts_are_equal_have_results_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setitem(ROW, "extra_info", {"winner": str(tmp_path / "winner")})
+    engine = Script("qwen2_5", "7" + END)
+    tree, _ = asyncio.run(grown(agent_of("lottery", reward="result"), engine, 4))
+    assert sorted(sum(rewards.values()) for rewards in tree.turn_rewards) == [0, 0, 0, 1]
+    assert [row.num_turns for row in rows_of(tree, Plain())] == [2] * 4
+    assert len({tuple(ids) for ids in tree.segment_ids()}) == 1, "their tokens are shared"
 
 
 def test_trajectories_that_are_cut_leave_their_places_to_others():

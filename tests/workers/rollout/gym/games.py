@@ -1,5 +1,6 @@
 """Small environments for tests."""
 
+import asyncio
 import os
 import random
 import time
@@ -31,11 +32,16 @@ class CopiedSums(Sums):
 
 
 class AsyncSums(Sums):
+    """Waits in each step for what it has begun in `reset`, as a connection's reader does."""
+
     async def reset(self, task, seed):
+        self.actions, self.reader = asyncio.Queue(), asyncio.create_task(asyncio.sleep(3600))
         return super().reset(task, seed)
 
     async def step(self, action):
-        return super().step(action)
+        asyncio.get_running_loop().call_soon(self.actions.put_nowait, action)
+        await asyncio.wait([self.reader], timeout=0)
+        return super().step(await self.actions.get())
 
 
 class Halves(Sums):

@@ -93,6 +93,12 @@ def test_rewards(reward, scores):
     assert row.extra_fields["turn_scores"] == scores and (row.reward_score is None) == (reward == "task")
 
 
+def test_the_last_reward_is_that_of_the_last_turn_that_was_seen():
+    assert worker(reward="last").counted_rewards([0.2, 0.9, None]) == [0, 0.9, 0]
+    assert worker(reward="last").counted_rewards([None]) == [0]
+    assert worker().counted_rewards([0.2, None]) == [0.2, 0]
+
+
 def test_a_long_observation_is_cut_and_has_no_control_tokens():
     prompt, _ = grown(worker(max_observation_tokens=5), n=1)
     assert prompt == "<|im_start|>user\nPlay.\n\ngoal<|im_end|>\n<|im_start|>assistant\n"

@@ -141,6 +141,7 @@ async def test_nothing_is_left_when_the_server_ends():
     [
         ("games.Missing", "module 'tests.workers.rollout.gym.games' has no attribute 'Missing'"),
         ("games.NoStep", "has no step"),
+        ("broken_games.Sums", "KeyError: 'GAME_HOME'"),
     ],
 )
 async def test_a_class_that_does_not_work_is_named(name, message):

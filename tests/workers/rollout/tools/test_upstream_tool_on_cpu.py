@@ -134,6 +134,11 @@ def test_a_function_is_a_tool():
     assert made.tools["double"].schema["required"] == ["number"]
     assert call(made, '{"number": 3, "times": 2}', "double").text == "12"
     assert call(made, '{"times": 2}', "double").text == "Error: Missing arguments: number."
+    wrong = [call(made, text, "double") for text in ('{"number": "two"}', '{"number": 1, "n": 2}')]
+    assert [(each.text, each.error, each.own_fault) for each in wrong] == [
+        ("Error: the argument number of double is no integer", "bad_arguments", False),
+        ("Error: double has no argument n; its arguments are number, times", "bad_arguments", False),
+    ]
     refused = call(made, '{"number": -1}', "double")
     assert refused.text == "Error: Expected no negative number."
     assert (refused.error, refused.own_fault) == ("negative", False)

@@ -130,11 +130,20 @@ def check_cpu_attention(config: DictConfig, model: dict | None) -> None:
 
 
 def check_cpu_strategy(config: DictConfig) -> None:
-    """Check that a run on CPUs does not use FSDP1, whose set-up in upstream (verl 0.9.1) needs a GPU."""
+    """Check that a run on CPUs uses neither FSDP1 nor a critic, whose set-up in upstream (verl 0.9.1) needs a GPU."""
+    from verl.trainer.ppo.utils import need_critic
+
     strategy = config.actor_rollout_ref.actor.strategy
-    if config.trainer.device == "cpu" and strategy == "fsdp":
+    if config.trainer.device != "cpu":
+        return
+    if strategy == "fsdp":
         raise ValueError(
             f"actor_rollout_ref.actor.strategy={strategy} needs GPUs: set actor_rollout_ref.actor.strategy=fsdp2"
+        )
+    if need_critic(config):
+        raise ValueError(
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator}, critic.enable={config.critic.enable}: upstream "
+            "loads a critic with flash_attention_2 only, which needs GPUs: choose another estimator, or hardware=gpu"
         )
 
 
