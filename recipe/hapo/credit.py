@@ -6,7 +6,7 @@ Shapes: B responses, T response positions.
 import numpy as np
 import torch
 
-from verl.trainer.ppo.credit.nodes import groups_of_equals
+from verl.trainer.ppo.credit.nodes import trajectory_advantages, weighted_advantages
 from verl.utils.parts import Compares, register_credit
 
 FALLBACK_BOUND = 5.0  # a group with a larger token-level advantage takes GRPO's
@@ -26,25 +26,10 @@ def compute_hapo_outcome_advantage(
     A group takes GRPO's advantages if the absolute value of one of its own reaches 5: a rare outcome in short responses
     hardly moves the mean over tokens, so that its advantage explodes.
     """
-    groups = torch.from_numpy(np.unique(index, return_inverse=True)[1]).to(rewards.device)
-    scores = rewards.sum(dim=-1)
-    lengths = mask.float().sum(dim=-1).to(scores.dtype)
-    n_groups = int(groups.max()) + 1 if groups.numel() else 0
-
-    def per_group(values: torch.Tensor) -> torch.Tensor:
-        return values.new_zeros(n_groups).index_add_(0, groups, values)
-
-    def normalized(weights: torch.Tensor, degrees_of_freedom: int) -> torch.Tensor:
-        total = per_group(weights)
-        centered = scores - (per_group(weights * scores) / total.clamp(min=1.0))[groups]
-        if not norm:
-            return centered
-        variance = per_group(weights * centered.square()) / (total - degrees_of_freedom).clamp(min=1.0)
-        return centered / (variance.sqrt()[groups] + epsilon)
-
-    by_token = normalized(lengths, 0)
-    too_large = ((by_token.abs() >= FALLBACK_BOUND) & (lengths > 0)).to(scores.dtype)
-    fallback = per_group(too_large) > 0
-    by_response = normalized(torch.ones_like(scores), 1)
-    advantages = torch.where(fallback[groups], by_response, by_token)
-    return advantages.masked_fill(groups_of_equals(scores, groups), 0.0).unsqueeze(-1)
+    groups = torch.from_numpy(np.unique(index, return_inverse=True)[1])
+    scores, lengths = rewards.sum(dim=-1).double(), mask.sum(dim=-1).double()
+    by_token = weighted_advantages(scores, groups, lengths, epsilon, norm, degrees_of_freedom=0)
+    too_large = (by_token.abs() >= FALLBACK_BOUND) & (lengths > 0)
+    falls_back = (groups.bincount(too_large.double()) > 0)[groups]
+    by_response = trajectory_advantages(rewards, index, epsilon, norm)
+    return torch.where(falls_back, by_response, by_token.to(rewards.dtype)).unsqueeze(-1)

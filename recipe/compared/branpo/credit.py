@@ -15,23 +15,8 @@ rows share nothing this is GRPO.
 import numpy as np
 import torch
 
-from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, Nodes, batch_nodes, groups_of_equals, trajectory_advantages
+from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, Nodes, batch_nodes, trajectory_advantages, weighted_advantages
 from verl.utils.parts import Compares, register_credit
-
-
-def weighted_advantages(
-    outcomes: torch.Tensor, groups: torch.Tensor, weights: torch.Tensor, epsilon: float, norm: bool
-) -> torch.Tensor:
-    """Return (B,) each outcome minus its group's weighted mean, over the weighted standard deviation if `norm`.
-
-    The variance is sum(w d^2) / max(sum(w) - 1, 1) for weights w and differences d, so weights of 1 give GRPO's
-    advantages. A group of equal outcomes gets exactly 0. `outcomes` and `weights` are float64.
-    """
-    total = groups.bincount(weights)
-    centered = outcomes - (groups.bincount(weights * outcomes) / total)[groups]
-    variance = groups.bincount(weights * centered**2) / (total - 1).clamp(min=1)
-    advantages = centered / (variance.sqrt()[groups] + epsilon) if norm else centered
-    return advantages.masked_fill(groups_of_equals(outcomes, groups), 0.0)
 
 
 def is_longer(nodes: Nodes, outcomes: torch.Tensor, bases: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

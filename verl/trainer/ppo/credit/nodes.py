@@ -174,6 +174,27 @@ def groups_of_equals(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor
     return (bounds[0] == bounds[1])[groups]
 
 
+def weighted_advantages(
+    outcomes: torch.Tensor,
+    groups: torch.Tensor,
+    weights: torch.Tensor,
+    epsilon: float,
+    norm: bool,
+    degrees_of_freedom: int = 1,
+) -> torch.Tensor:
+    """Return (B,) each outcome minus its group's weighted mean, over the weighted standard deviation if `norm`; exactly
+    0 where a group's outcomes are equal. `outcomes` and `weights` are float64.
+
+    The variance is sum(w d^2) / max(sum(w) - degrees of freedom, 1) for weights w and differences d.
+    """
+    total = groups.bincount(weights)
+    centered = outcomes - (groups.bincount(weights * outcomes) / total.clamp(min=1))[groups]
+    if norm:
+        variance = groups.bincount(weights * centered**2) / (total - degrees_of_freedom).clamp(min=1)
+        centered = centered / (variance.sqrt()[groups] + epsilon)
+    return centered.masked_fill(groups_of_equals(outcomes, groups), 0.0)
+
+
 def trajectory_advantages(
     token_level_rewards: torch.Tensor, index: np.ndarray, epsilon: float = 1e-6, norm_adv_by_std_in_grpo: bool = True
 ) -> torch.Tensor:
@@ -182,15 +203,8 @@ def trajectory_advantages(
     the standard deviation (n - 1)."""
     scores = token_level_rewards.sum(dim=-1).double()
     groups = torch.from_numpy(np.unique(index, return_inverse=True)[1])
-    size = groups.bincount()
-
-    def sum_by_group(values: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(size, dtype=torch.float64).index_add_(0, groups, values)
-
-    centered = scores - (sum_by_group(scores) / size)[groups]
-    if norm_adv_by_std_in_grpo:
-        centered = centered / ((sum_by_group(centered**2) / (size - 1).clamp(min=1)).sqrt()[groups] + epsilon)
-    return centered.masked_fill(groups_of_equals(scores, groups), 0.0).to(token_level_rewards.dtype)
+    advantages = weighted_advantages(scores, groups, torch.ones_like(scores), epsilon, norm_adv_by_std_in_grpo)
+    return advantages.to(token_level_rewards.dtype)
 
 
 def credit_metrics(
