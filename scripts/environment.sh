@@ -107,13 +107,13 @@ train() {
 # model is then RUN_DIR/huggingface. A signal to the script ends the training.
 train_sft() {
     local code=0
+    # bash runs no trap while it waits for a process in the foreground
+    trap 'kill "${!:-}" 2>/dev/null || exit 143' TERM INT HUP
     # INFO: upstream then says how many steps there will be, which the bar shows
     VERL_FILE_LOGGER_PATH="$RUN_DIR/metrics.jsonl" VERL_SFT_LOGGING_LEVEL=INFO python scripts/launch.py "$RUN_DIR" -- \
         python -m torch.distributed.run --standalone --nproc_per_node="$PROCESSES" -m verl.trainer.sft_trainer "$@" &
-    trap 'kill $! 2>/dev/null || true' TERM INT HUP
-    # bash runs no trap while it waits for a foreground process; a signal ends the first wait
     wait $! || code=$?
-    wait $! || code=$?
+    wait $! || code=$? # a signal has ended the first wait
     trap - TERM INT HUP
     [ "$code" = 0 ] || exit "$code"
     local step

@@ -36,24 +36,10 @@ class OverlayFinder:
         return PathFinder.find_spec(fullname, [str(OVERLAY_DIR.joinpath(*parents_and_name[:-1]))])
 
 
-def _register_replicas(replica: ModuleType) -> None:
-    """Let vLLM's servers report top log-probs for the rollout names of the authors' scripts."""
-    parts = importlib.import_module("verl.utils.parts")
-
-    def load():
-        return importlib.import_module("verl.workers.rollout.engines.top_logprobs_server").TopLogprobsReplica
-
-    shared_calls = os.environ.get("VERL_SHARED_CALLS") == "1"
-    for name in (*parts.tree_of_rollout_name(), *(("vllm",) if shared_calls else ())):
-        replica.RolloutReplicaRegistry.register(name, load)
-
-
-def _register_server_adapters(base: ModuleType) -> None:
-    """Register vLLM's trainer side for our rollouts in a dictionary; verl 0.9.1 has no register function for it."""
-    parts = importlib.import_module("verl.utils.parts")
-    vllm_adapter = base._ROLLOUT_REGISTRY[("vllm", "async")]
-    base._ROLLOUT_REGISTRY |= {(name, "async"): vllm_adapter for name in parts.tree_of_rollout_name()}
-    base._ROLLOUT_REGISTRY |= {("vllm", mode): vllm_adapter for mode in parts.tree_of_rollout_mode()}
+def _register_replicas(_: ModuleType) -> None:
+    """Let vLLM's servers report top log-probs with VERL_SHARED_CALLS=1; our trainers do so themselves."""
+    if os.environ.get("VERL_SHARED_CALLS") == "1":
+        importlib.import_module("verl.workers.rollout.engines.vllm_server").serve_top_logprobs()
 
 
 def _register_trainers(_: ModuleType) -> None:
@@ -108,7 +94,6 @@ def register() -> None:
         after_import("verl.trainer.ppo.v1", _register_trainers)
         after_import("verl.workers.engine", lambda _: importlib.import_module("verl_patches.prefix_tree_engine"))
         after_import("verl.workers.rollout.replica", _register_replicas)
-        after_import("verl.workers.rollout.base", _register_server_adapters)
         for patch in PATCHES:
             _patch_after_import(*patch)
         if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":

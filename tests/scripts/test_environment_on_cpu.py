@@ -3,6 +3,7 @@
 GPU runs do not use the CPU stack's .venv: their Python may be a container's.
 """
 
+import signal
 import subprocess
 import sys
 import time
@@ -94,3 +95,30 @@ def test_a_failure_ends_the_run_and_the_next_tries_again(tmp_path):
 def test_a_dry_run_makes_nothing(tmp_path):
     assert bash(MAKE.replace("test -d made", "test ! -e made"), tmp_path, env={"DRY_RUN": "1"}).wait(30) == 0
     assert list(tmp_path.iterdir()) == []
+
+
+SFT = (
+    f"set -euo pipefail; source {ROOT}/scripts/environment.sh; RUN_DIR=$PWD/run PROCESSES=1\n"
+    "python() { %s; }\ntrain_sft key=value"
+)
+
+
+def test_a_trained_model_takes_the_place_of_the_one_before_only_when_it_is_there(tmp_path):
+    model = tmp_path / "run/huggingface"
+    model.mkdir(parents=True)
+    (model / "old").touch()
+    assert bash(SFT % "return 3", tmp_path).wait(30) == 3 and (model / "old").exists()
+    made = 'mkdir -p run/global_step_2/huggingface; echo "$*" > run/global_step_2/huggingface/new'
+    assert bash(SFT % f"{made}; echo 2 > run/latest_checkpointed_iteration.txt", tmp_path).wait(30) == 0
+    assert [path.name for path in model.iterdir()] == ["new"] and "key=value" in (model / "new").read_text()
+
+
+def test_a_signal_to_the_script_ends_the_training(tmp_path):
+    script = bash(SFT % "echo $BASHPID > pid; exec sleep 60", tmp_path)
+    deadline = time.monotonic() + 30
+    while not (pid := tmp_path / "pid").exists() or not pid.read_text().strip():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    script.terminate()
+    assert script.wait(10) == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
