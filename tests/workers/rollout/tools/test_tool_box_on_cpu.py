@@ -202,13 +202,20 @@ def test_without_fail_on_error_a_broken_tool_is_left_out(caplog):
         ToolBox(ToolsConfig(tool_instances={"bad": {"class_path": "no.such.Tool"}}, fail_on_error=False))
 
 
-def test_null_leaves_a_tool_out_and_tags_that_are_taken_are_refused():
+def test_null_leaves_a_tool_out_and_tags_that_are_taken_are_refused(monkeypatch):
+    closed = []
+
+    async def close(self):
+        closed.append(self.trigger_tag)
+
+    monkeypatch.setattr(Scripted, "close", close)
     entry = {"class_path": f"{__name__}.Scripted"}
     assert list(ToolBox(ToolsConfig(tool_instances={"a": entry, "search": None})).tools) == ["do"]
     with pytest.raises(ValueError, match="<answer> belongs to the protocol"):
         ToolBox(ToolsConfig(tool_instances={"a": {"class_path": f"{__name__}.Answering"}}))
     with pytest.raises(ValueError, match="a second tool for <do>"):
         ToolBox(ToolsConfig(tool_instances={"a": entry, "b": entry}))
+    assert closed == ["answer", "do", "do"], "what has been made is closed"
 
 
 def test_a_tool_shows_that_it_works_before_a_run_begins(caplog, monkeypatch):

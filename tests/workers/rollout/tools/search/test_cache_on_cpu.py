@@ -191,6 +191,16 @@ def test_links_and_files_are_refused(temporary):
         node_folder()
 
 
+def test_two_corpora_of_the_same_name_share_a_nodes_cache_without_mixing(temporary, monkeypatch):
+    for name in ("Anna", "Berta", "Clara"):
+        (folder := temporary / ("b" if name == "Berta" else "a")).mkdir(exist_ok=True)
+        monkeypatch.chdir(folder)
+        write_jsonl(folder / "corpus.jsonl", [{"id": "1", "title": name, "text": f"{name} tends the otter"}])
+        tool = LocalSearchTool(corpus="corpus.jsonl", cache_file="node_local")
+        assert f"{name} tends" in asyncio.run(tool.execute("who tends the otter", timeout=20))
+        asyncio.run(tool.close())
+
+
 def test_the_processes_of_a_node_share_the_cache(temporary):
     writers = [subprocess.Popen([sys.executable, "-S", "-c", PROCESS, name]) for name in ("otter", "heron")]
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
