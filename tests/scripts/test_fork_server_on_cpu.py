@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.forked import as_in_a_run, fork_server
+from tests.tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = ROOT / "scripts/fork_server/fork_server.py"
@@ -50,16 +51,7 @@ def test_a_fork_tells_what_the_interpreter_tells(served, tmp_path, how):
     assert our_end == their_end != (0, "", "")
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "raise SystemExit",
-        "import sys; sys.exit(3)",
-        "import sys; sys.exit('why')",
-        "1 / 0",
-        "import os; os.kill(os.getpid(), 9)",
-    ],
-)
+@pytest.mark.parametrize("code", table(__file__, "a client ends like its fork"))
 def test_a_client_ends_like_its_fork(served, code):
     ours, theirs = python(served, "-c", code), python(served, "-c", code, executable=sys.executable)
     assert ours.returncode == theirs.returncode

@@ -12,6 +12,7 @@ import pytest
 from recipe.common.reporting.run_curves import CURVES, plot_runs
 from recipe.common.reporting.run_metrics import load_metrics, phase_seconds, validation_accuracy
 from tests.scripts.loading import load_script
+from tests.tables import table
 
 
 def record(step: int, **data) -> str:
@@ -129,14 +130,7 @@ def texts_of(picture: Path) -> set[str]:
     return set(re.findall(r"<!-- (.*?) -->", picture.read_text()))
 
 
-@pytest.mark.parametrize(
-    ("values", "panels"),
-    [
-        ({"actor__entropy": 1.0, "actor__pg_clipfrac": None}, {"Entropy (nats)"}),
-        ({"train__loss": 0.5, "train__lr": 1e-3}, {"Training loss (nats)", "Learning rate"}),
-        ({"val-core__walk__acc__mean@8": 0.5, "timing_s__gen": 1}, {"Validation accuracy: walk", "Time per phase"}),
-    ],
-)
+@pytest.mark.parametrize(("values", "panels"), table(__file__, "panels"))
 def test_panels_are_those_with_data(tmp_path, values, panels):
     metrics = load_metrics(write_run(tmp_path, [record(step, **values) for step in range(1, 4)]))
     shown = texts_of(plot_runs({"run": metrics}, tmp_path / "deep" / "c.svg"))

@@ -69,11 +69,7 @@ def test_as_many_replicas_as_there_are_gpus_for(config_of, gpus, n_gpus, overrid
 
 @pytest.mark.parametrize(
     ("n_gpus", "tensor_parallel", "data_parallel", "message"),
-    [
-        (8, 4, 4, "server.tensor_parallel=4 x server.data_parallel=4: GPUs needed: 16, visible here: 8 "),
-        (4, 8, None, "server.tensor_parallel=8 x server.data_parallel=1: GPUs needed: 8, visible here: 4 "),
-        (0, 1, None, "GPUs needed: 1, visible here: 0 .CUDA_VISIBLE_DEVICES: 5,6.*server.url"),
-    ],
+    table(__file__, "too few gpus"),
 )
 def test_too_few_gpus_are_named_before_anything_starts(
     config_of, gpus, started, monkeypatch, n_gpus, tensor_parallel, data_parallel, message

@@ -104,15 +104,7 @@ def test_lengths_and_special_tokens_are_checked_with_a_tokenizer(tmp_path, capsy
     assert "tokens, more than 300" in printed and "special token <|im_end|> in the text of assistant" in printed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--input", "/nowhere.json"], "does not exist"),
-        (["--input", "{folder}/bad.jsonl"], "line 1: not JSON"),
-        (["--input", "{folder}/empty.jsonl"], "no usable rows"),
-        (["--input", "{folder}/good.json", "--tokenizer", "{folder}/nothing"], "nothing"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), table(__file__, "mistakes"))
 def test_mistakes_end_with_one_line(tmp_path, arguments, message):
     (tmp_path / "bad.jsonl").write_text("{")
     (tmp_path / "empty.jsonl").write_text("")

@@ -38,14 +38,7 @@ def test_a_choice_of_a_loss_has_the_papers_values(loss, values):
     assert {key: actor[key] for key in values} == values
 
 
-@pytest.mark.parametrize(
-    ("tree", "n", "keys"),
-    [
-        ("branpo", 6, {"tails": 2}),
-        ("deep_grpo", 10, {"chains": 4, "branches": 3}),
-        ("treepo", 16, {"segment_length": 64, "divergence": 4}),
-    ],
-)
+@pytest.mark.parametrize(("tree", "n", "keys"), table(__file__, "keys of policies"))
 def test_a_policy_has_the_configs_keys_and_the_tokenizers_text(tree, n, keys):
     overrides = [f"actor_rollout_ref.rollout.custom.{tree}.{key}={value}" for key, value in keys.items()]
     config = composed("explore", "hardware=cpu", f"tree={tree}", f"actor_rollout_ref.rollout.n={n}", *overrides)

@@ -3,6 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
+from tests.tables import table
 from verl.trainer.checks.run_dir import check_resumed_step, check_steps_left
 from verl.trainer.checks.settle import scale_workers, settle_epochs
 from verl.utils.fault_reports import RunError
@@ -38,16 +39,7 @@ def test_a_resumed_step_beyond_the_last_is_refused_before_anything_starts(tmp_pa
         check_resumed_step(OmegaConf.create({"trainer": trainer | change}))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "rollout_nodes", "given", "expected"),
-    [
-        (1, None, (None, None), (8, 8)),
-        (4, None, (None, None), (32, 32)),
-        (4, 2, (None, None), (48, 48)),
-        (4, None, (8, None), (8, 32)),
-        (4, None, (None, 1), (32, 1)),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "rollout_nodes", "given", "expected"), table(__file__, "numbers of workers"))
 def test_null_numbers_of_workers_become_eight_a_node(nodes, rollout_nodes, given, expected):
     rollout = {"nnodes": rollout_nodes, "agent": {"num_workers": given[0]}}
     sections = {"trainer": {"nnodes": nodes}, "reward": {"num_workers": given[1]}}

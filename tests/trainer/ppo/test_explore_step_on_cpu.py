@@ -9,6 +9,7 @@ from tensordict import NonTensorData
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.arpo.loss import STANDARDIZED_ENTROPY
+from tests.tables import table
 from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, config_of, credited, prompts_of, trainer_of
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows
@@ -233,20 +234,7 @@ def test_the_shares_of_tokens_that_were_computed_correct_the_mfu(monkeypatch):
     assert metrics == shares
 
 
-@pytest.mark.parametrize(
-    ("values", "skipped"),
-    [
-        ({}, True),
-        ({"policy_loss.loss_mode": "hapo"}, True),
-        ({"policy_loss.loss_mode": "kl_cov"}, False),
-        ({"entropy_coeff": 0.001}, False),
-        ({"calculate_entropy": True}, False),
-        ({"use_kl_loss": True}, False),
-        ({"use_prefix_tree": False}, False),
-        ({"loss_agg_mode": "seq-mean-token-sum-norm"}, False),
-        ({"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 100}, True),
-    ],
-)
+@pytest.mark.parametrize(("values", "skipped"), table(__file__, "rows left out"))
 def test_rows_without_advantages_are_left_out_where_they_add_nothing(monkeypatch, queue, values, skipped):
     monkeypatch.setattr(PPOTrainerSync, "_update_actor", lambda self, batch, metrics: batch)
     keys = {"use_prefix_tree": True, "policy_loss.loss_mode": "vanilla", "entropy_coeff": 0} | values

@@ -13,6 +13,7 @@ from recipe.hapo.normalized_entropy import ENTROPY_H, compute_entropy_h
 from tests.configs import composed
 from tests.recipe import losses
 from tests.recipe.losses import assert_token_by_token, random_batch, slow_clipped_loss
+from tests.tables import table
 from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.ppo.loss.token_losses import ENTROPY_RANK, entropy_rank
 from verl.trainer.ppo.v1.component import components_of
@@ -126,15 +127,7 @@ def test_a_kept_token_has_the_gradient_of_the_wrapped_loss(name, mode):
 # ---- in a run ----
 
 
-@pytest.mark.parametrize(
-    ("loss", "fields"),
-    [
-        ("vanilla", {"forking_weight"}),
-        ("hapo", {"forking_weight", "entropy_h"}),
-        ("aepo", {"forking_weight", "standardized_entropy"}),
-        ("archer", {"forking_weight", "entropy_rank"}),
-    ],
-)
+@pytest.mark.parametrize(("loss", "fields"), table(__file__, "fields of losses"))
 def test_a_run_computes_the_weights_and_the_fields_of_the_wrapped_loss(loss, fields):
     settings = [f"{ACTOR}.policy_loss.loss_mode=forking", f"{ACTOR}.forking_loss={loss}", f"{ACTOR}.forking_ratio=0.4"]
     config = composed("explore", "hardware=cpu", f"loss={loss}", *settings)

@@ -89,16 +89,7 @@ def test_an_adapter_brings_its_alpha_and_modules(base, tmp_path):
         composed(path)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("lora_alpha", 64),
-        ("target_modules", ["q_proj"]),
-        ("exclude_modules", ["q_proj"]),
-        ("lora_adapter_path", "another"),
-        ("lora.use_rslora", True),
-    ],
-)
+@pytest.mark.parametrize(("key", "value"), table(__file__, "resumed adapters"))
 def test_a_run_resumes_with_its_own_lora(base, tmp_path, key, value):
     path = start(tmp_path / "start", base)
     config = composed(path, f"trainer.default_local_dir={tmp_path}")

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.configs import composed
 from tests.forked import ray_of_forks
+from tests.tables import table
 from tests.trainer.checks.model.models import TINY, decoder, model
 from verl.trainer.checks.resources.disk import BUCKET, check_disk, check_shared_folder, check_shared_memory, disk_plan
 from verl.utils.fault_reports import RunError
@@ -35,16 +36,7 @@ def test_a_checkpoint_has_the_weights_and_adams_two_states(config):
     assert 7.62e9 * 4 < size < 7.62e9 * 4 * 1.1
 
 
-@pytest.mark.parametrize(
-    ("changes", "number"),
-    [
-        ({"max_actor_ckpt_to_keep": None}, 4),
-        ({"total_training_steps": 60}, 2),
-        ({"total_training_steps": 30}, 1),
-        ({"total_training_steps": None}, 1),
-        ({"save_freq": -1}, 0),
-    ],
-)
+@pytest.mark.parametrize(("changes", "number"), table(__file__, "checkpoints to come"))
 def test_the_number_of_checkpoints_to_come(config, changes, number):
     assert disk_plan(OmegaConf.merge(config, {"trainer": changes}))[1] == number
 

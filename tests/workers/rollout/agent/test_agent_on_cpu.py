@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipe.common.tree import Policy as Plain
+from tests.tables import table
 from tests.workers.rollout.agent import agents
 from tests.workers.rollout.chat.families import chat_of, encode, tokenizer_of
 from verl.workers.rollout.agent.chat_completions import AgentRequest, Reply, agent_request
@@ -161,15 +162,7 @@ def test_a_stop_text_may_lie_in_two_parts_of_a_turn(said, stops, n_tokens):
 # ---- outcomes ----
 
 
-@pytest.mark.parametrize(
-    ("function", "said", "reward", "rewards"),
-    [
-        ("plain", "0.25", "result", [0.25]),
-        ("plain", "a quarter", "result", [0.0]),
-        ("fails", "7", "result", [0.0]),
-        ("plain", "7", "task", []),
-    ],
-)
+@pytest.mark.parametrize(("function", "said", "reward", "rewards"), table(__file__, "results"))
 def test_results_are_rewards(function, said, reward, rewards):
     _, tree, _ = run(function, said + END, reward=reward)
     assert [sum(of_turns.values()) for of_turns in tree.turn_rewards] == rewards

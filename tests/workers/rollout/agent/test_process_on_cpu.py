@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.tables import table
 from tests.workers.rollout.agent import programs
 from tests.workers.rollout.gym.test_process_on_cpu import ends, is_running
 from verl.workers.rollout.agent.process import Outcome, Programs
@@ -76,15 +77,7 @@ def test_long_row_arrives():
     assert played(started, lambda started: started.start("x" * 5_000_000, URL, KEY).outcome()) == Outcome("5000000")
 
 
-@pytest.mark.parametrize(
-    ("name", "failed_command", "failed_function"),
-    [
-        ("exits", "exit code 3: no such model", "exit code 3: no such model"),
-        ("fails", "exit code 1: ValueError: no such tool", "ValueError: no such tool"),
-        ("is_killed", "killed by signal 9", "killed by signal 9"),
-        ("is_silent", "", ""),
-    ],
-)
+@pytest.mark.parametrize(("name", "failed_command", "failed_function"), table(__file__, "failed programs"))
 def test_program_without_result_says_why_it_failed(name, failed_command, failed_function):
     assert outcome("command", name) == Outcome("", failed_command)
     assert outcome("class_path", name) == Outcome("", failed_function)

@@ -195,13 +195,7 @@ def test_a_row_selects_tools():
     assert chat.open({"extra_info": None, "tools": np.array(["add"])}, 1).selected.keys() == {"add"}
 
 
-@pytest.mark.parametrize(
-    ("row", "names"),
-    [
-        ({"extra_info": {"tool_selection": ["search", "fly"]}}, "extra_info.tool_selection names fly"),
-        ({"tools": [{"type": "function"}]}, "tools names {'type': 'function'}"),
-    ],
-)
+@pytest.mark.parametrize(("row", "names"), table(__file__, "a row with an unknown tool is refused"))
 def test_a_row_with_an_unknown_tool_is_refused(row, names):
     with pytest.raises(ValueError) as error:
         chat_of("qwen2_5").open({"index": 7, **row}, 1)

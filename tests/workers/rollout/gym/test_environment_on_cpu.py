@@ -7,6 +7,7 @@ import pytest
 
 from recipe.common.tiny_model import END_OF_TURN, make_tokenizer
 from recipe.common.tree import Policy as Plain
+from tests.tables import table
 from verl.workers.rollout.chat.template import ChatTemplate, make_builder
 from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.gym.environment import Gym, GymKeys
@@ -113,15 +114,7 @@ def test_a_trial_plays_actions_until_the_end(name):
     assert steps == [Step("goal 4, seed 0"), Step("sum 1", 0.0), Step("sum 4", 1.0, True)]
 
 
-@pytest.mark.parametrize(
-    ("name", "task", "actions", "message"),
-    [
-        ("SharedCopies", {}, ["2", "1"], r"the action '2' \(number 1\) returned .*'2'.* whose copy .*'2 1 2'"),
-        ("Random", {"goal": 4}, ["2", "1"], r"the reset returned .* and in a second instance"),
-        ("Sums", {"goal": 4}, ["x"], "the action 'x' failed: RuntimeError: ValueError: invalid literal"),
-        ("Sums", None, [], "reset with the task None failed"),
-    ],
-)
+@pytest.mark.parametrize(("name", "task", "actions", "message"), table(__file__, "failed trials"))
 def test_a_trial_names_the_key_and_what_failed_or_differs(name, task, actions, message):
     with pytest.raises(ValueError, match=f"environment.class_path={GAMES}.{name}: {message}"):
         try_gym(GymKeys(class_path=f"{GAMES}.{name}"), task, actions)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.packages import unpacked
+from tests.tables import table
 from verl.workers.rollout.gym.process import Hosts, ProcessInstance
 from verl.workers.rollout.stateful import InstanceLost, Step, result_in_time
 
@@ -136,14 +137,7 @@ async def test_nothing_is_left_when_the_server_ends():
     assert ends(instance.host.pid)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("games.Missing", "module 'tests.workers.rollout.gym.games' has no attribute 'Missing'"),
-        ("games.NoStep", "has no step"),
-        ("broken_games.Sums", "KeyError: 'GAME_HOME'"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), table(__file__, "classes that do not work"))
 async def test_a_class_that_does_not_work_is_named(name, message):
     with pytest.raises(ValueError, match=f"environment.class_path={GAMES}.{name}: .*{message}"):
         async with hosts_of(name) as hosts:

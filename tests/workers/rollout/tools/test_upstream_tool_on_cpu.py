@@ -6,6 +6,7 @@ import pytest
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
+from tests.tables import table
 from verl.workers.rollout.tools.base_tool import ToolError
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
 
@@ -89,14 +90,7 @@ def test_upstreams_own_base_tool():
     assert made.tools["count"].tool.config == {"type": "native"}
 
 
-@pytest.mark.parametrize(
-    ("class_path", "params", "message"),
-    [
-        ("verl.tools.base_tool.BaseTool", {}, "any: params.tool_schema is missing, and BaseTool makes none itself"),
-        ("verl.tools.base_tool.BaseTool", {"tool_schema": {"type": "function"}}, "any: .*\n.*function"),
-        ("verl.tools.schemas.ToolResponse", {}, "class_path=verl.tools.schemas.ToolResponse is no BaseTool"),
-    ],
-)
+@pytest.mark.parametrize(("class_path", "params", "message"), table(__file__, "wrong settings"))
 def test_wrong_settings_name_their_key_before_a_run(class_path, params, message):
     with pytest.raises(ValueError, match=message):
         ToolsConfig(tool_instances={"any": {"class_path": class_path, "params": params}})

@@ -23,15 +23,7 @@ def test_values_of_last_expressions_are_printed(code, printed):
     assert out.getvalue() == printed
 
 
-@pytest.mark.parametrize(
-    "code, line, error",
-    [
-        ("def f():\n  1 / 0\nf()\n2", 2, "ZeroDivisionError"),
-        ("x = 1\ny = )", 2, "SyntaxError"),
-        ("return 1", 1, "SyntaxError"),
-        ("a\x00b", None, "(SyntaxError|ValueError)"),
-    ],
-)
+@pytest.mark.parametrize("code, line, error", table(__file__, "errors"))
 def test_errors_name_the_programs_lines(code, line, error):
     err = io.StringIO()
     with contextlib.redirect_stderr(err):

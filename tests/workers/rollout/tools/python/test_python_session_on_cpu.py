@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.tables import table
 from tests.workers.rollout.tools.python.test_python_tool_on_cpu import SLOW, outcome
 from verl.workers.rollout.stateful import InstanceKeys, InstancePool
 from verl.workers.rollout.tools.environment import ToolSessions
@@ -74,24 +75,7 @@ def test_equal_sessions_draw_equal_numbers():
     assert outputs(*cells) == outputs(*cells) and outputs(*cells, preload=["numpy"]) == outputs(*cells)
 
 
-@pytest.mark.parametrize(
-    "cell, kind, message",
-    [
-        ("print('so far')\nimport time\ntime.sleep(60)", "timeout", "longer than 2 seconds"),
-        ("while True: pass", "cpu", "1 seconds of CPU time"),
-        ("while True: print('x' * 100_000)", "output", "4 MiB"),
-        ("[open(str(i), 'wb').write(b'x' * (9 << 20)) for i in range(3)]", "disk", "16 MiB"),
-        (
-            "import threading, time\nthreading.stack_size(65536)\n"
-            "for _ in range(80): threading.Thread(target=time.sleep, args=(9,)).start()",
-            "threads",
-            "64 threads",
-        ),
-        ("import ctypes; ctypes.string_at(0)", "crash", "signal 11"),
-        ("import os; os.kill(os.getpid(), 9)", "crash", "signal 9"),
-        ("import os; os._exit(7)", "exit", "exit code 7"),
-    ],
-)
+@pytest.mark.parametrize("cell, kind, message", table(__file__, "cells over their limits"))
 def test_a_cell_over_its_limit_ends_the_session_and_the_next_call_says_so(cell, kind, message):
     cells = ["x = 1; open('a', 'w').write('a')", cell, "import os\nos.listdir(), 'x' in dir()", "1"]
     timeouts = [SLOW, 2 if kind == "timeout" else 3 * SLOW, SLOW, SLOW]

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.fresh import python_for
+from tests.tables import table
 from verl.workers.rollout.tools.base_tool import ToolError
 from verl.workers.rollout.tools.python import confinement
 from verl.workers.rollout.tools.python.tool import AHEAD, PythonTool
@@ -92,21 +93,7 @@ def test_an_exception_is_a_result(host):
     assert host.call("x = bytearray(1 << 40)")[0].splitlines()[-1].startswith("MemoryError")
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "import os; os.fork()",
-        "import os; os.system('true')",
-        "import subprocess; subprocess.run('true')",
-        "import multiprocessing; multiprocessing.Process(target=print).start()",
-        "import multiprocessing; multiprocessing.Pool(1)",
-        "import os; os.mkdir('a')",
-        "open('/etc/passwd')",
-        "open('../a', 'w')",
-        "import socket; socket.socket()",
-        "import urllib.request; urllib.request.urlopen('http://127.0.0.1:1')",
-    ],
-)
+@pytest.mark.parametrize("program", table(__file__, "refused actions"))
 def test_a_refused_action_is_told_in_a_sentence(host, program):
     text, kind = host.call(program)
     assert kind is None and text.count(confinement.NOT_ALLOWED) == 1 and "Error" in text
@@ -317,8 +304,8 @@ def test_numbers_of_system_calls(column, header):
         words = line.replace("__NR3264_", "__NR_").split()
         if len(words) >= 3 and words[0] == "#define" and words[1].startswith("__NR_") and words[2].isdigit():
             defined[words[1].removeprefix("__NR_")] = int(words[2])
-    for table in (confinement._ALLOWED, confinement._WITHOUT_EFFECT, *confinement._CHECKED):
-        for name, number in confinement.numbers(table, column).items():
+    for calls in (confinement._ALLOWED, confinement._WITHOUT_EFFECT, *confinement._CHECKED):
+        for name, number in confinement.numbers(calls, column).items():
             other = {"newfstatat": "fstatat"}.get(name, name) if column == 2 else name
             # a header older than a system call does not define it
             assert defined.get(other, defined.get(name, number)) == number, name
