@@ -135,6 +135,19 @@ def test_forks_die_with_a_server_that_is_killed_and_the_client_names_it():
     assert not fork.is_running()
 
 
+def test_what_a_run_has_left_over_ends_without_an_error(tmp_path):
+    environment, lifeline = fork_server.start(subprocess.DEVNULL, ["colorsys"])
+    options = "stdout=subprocess.PIPE, stderr=open(sys.argv[1], 'w')"
+    waits = "import time; print(flush=True); time.sleep(60)"
+    code = f"import subprocess, sys; left = subprocess.Popen([sys.executable, '-c', '{waits}'], {options})"
+    command = [fork_server.CLIENT, "-c", f"{code}; left.stdout.readline(); print(left.pid)", tmp_path / "errors"]
+    result = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=30)
+    left = psutil.Process(int(result.stdout))
+    os.close(lifeline)
+    psutil.wait_procs([left], timeout=10)
+    assert not left.is_running() and (tmp_path / "errors").read_text() == ""
+
+
 def test_a_fork_gets_its_clients_signals(served):
     code = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print(flush=True)"
     code += "; any(time.sleep(0.1) for _ in range(600))"  # Python may miss a signal just before it sleeps

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from recipe.latr.over_generation import most_diverse
+from tests.tables import table
 from tests.workers.rollout.group_worker import make_worker
 from verl.utils.fault_reports import RunError
 from verl.workers.rollout import group_rollout
@@ -274,16 +275,7 @@ def test_upstreams_agent_loops_run_all_other_prompts(queue, monkeypatch, has_tre
 ROLLOUT = {"name": "vllm", "full_determinism": False, "trace": {"backend": None}}
 
 
-@pytest.mark.parametrize(
-    "rollout",
-    [
-        {"name": "sglang"},
-        {"full_determinism": True},
-        {"ignore_eos": True},
-        {"enable_rollout_routing_replay": True},
-        {"trace": {"backend": "mlflow"}},
-    ],
-)
+@pytest.mark.parametrize("rollout", table(__file__, "keys that only upstreams client implements are left to it"))
 def test_keys_that_only_upstreams_client_implements_are_left_to_it(rollout, monkeypatch):
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT, "model": {"mtp": {"enable": False}}}})
     assert plain_suffices(config, None) and not plain_suffices(config, "a processor of images")

@@ -115,14 +115,7 @@ def test_bad_rows_stop_the_run_and_are_listed(tmp_path, capsys):
     assert "left out" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"problem": "half \ud83d?", "answer": "1"},
-        {"problem": "p?", "answer": "\udfff"},
-        {"problem": "p?", "answer": "1", "data_source": "\ud800"},
-    ],
-)
+@pytest.mark.parametrize("row", table(__file__, "half a character is named by its row"))
 def test_half_a_character_is_named_by_its_row(tmp_path, row):
     with pytest.raises(SystemExit, match="has half a character, .*: 1 row.s. 1; --skip-bad-rows leaves them out"):
         convert(tmp_path, [BAD[0], row])
