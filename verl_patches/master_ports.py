@@ -8,7 +8,7 @@ import functools
 import secrets
 from types import ModuleType
 
-PORTS = range(20_000, 32_000)  # above Ray's workers', below Linux's ip_local_port_range
+PORTS = range(20_000, 30_000)  # above Ray's workers', below those of Kubernetes and Linux's ip_local_port_range
 PORTS_TO_TRY = 100
 
 

@@ -197,7 +197,7 @@ def allow_open_files(connections: int) -> None:
 def free_port() -> int:
     """Return a free port that Linux does not give to another socket meanwhile, as those of `ip_local_port_range`."""
     while True:
-        port = 20_000 + secrets.randbelow(12_000)
+        port = 20_000 + secrets.randbelow(10_000)
         with socket.socket() as taken, suppress(OSError):
             taken.bind(("127.0.0.1", port))
             return port
