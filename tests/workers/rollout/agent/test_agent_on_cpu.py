@@ -279,8 +279,9 @@ def test_a_client_that_asks_again_gets_the_reply_that_it_had_asked_for():
 
 
 def test_dates_are_left_out_of_each_text_alone():
-    def request(result: str) -> AgentRequest:
-        messages = [{"role": "system", "content": "Today is Monday.\nAdd."}, {"role": "user", "content": result}]
-        return agent_request({"messages": messages}, ["Today is .*"])
+    def request(result: str, day: str = "Monday") -> AgentRequest:
+        messages = [{"role": "system", "content": f"Today is {day}.\nAdd."}, {"role": "user", "content": result}]
+        tools = [{"type": "function", "function": {"name": "add", "description": f"Today is {day}."}}]
+        return agent_request({"messages": messages, "tools": tools}, ["Today is .*"])
 
-    assert request("7") == request("7") and request("7") != request("8")
+    assert request("7") == request("7", "Tuesday") and request("7") != request("8")
