@@ -135,7 +135,7 @@ def test_forks_die_with_a_server_that_is_killed_and_the_client_names_it():
     assert not fork.is_running()
 
 
-def test_what_a_run_has_left_over_ends_without_an_error(tmp_path):
+def test_processes_that_outlive_their_run_end_without_an_error(tmp_path):
     environment, lifeline = fork_server.start(subprocess.DEVNULL, ["colorsys"])
     options = "stdout=subprocess.PIPE, stderr=open(sys.argv[1], 'w')"
     waits = "import time; print(flush=True); time.sleep(60)"
