@@ -71,11 +71,11 @@ def test_a_run_whose_validations_lost_prompts_is_named(monkeypatch, capsys, tmp_
 def test_a_run_of_another_design_is_not_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(compare_runs, "ROOT", tmp_path)
     monkeypatch.setattr(compare_runs, "load_metrics", lambda folder: run([0.1, 0.2, 0.4], tokens=50, seconds=3))
-    of_task = [
+    runs_of_two_tasks = [
         ("made_before", ["run.sh"], compare_runs.environment_of("grpo", name), bool) for name in ("walk", "code")
     ]
-    compare_runs.trained(*of_task[0][:3], lambda curve: True)
-    for arguments, hops in ((of_task[1], ""), (of_task[0], "3")):
+    compare_runs.trained(*runs_of_two_tasks[0][:3], lambda curve: True)
+    for arguments, hops in ((runs_of_two_tasks[1], ""), (runs_of_two_tasks[0], "3")):
         monkeypatch.setenv("HOPS", hops)
         with pytest.raises(ValueError, match=f"{'HOPS' if hops else 'TASK'} differ.*choose another --name"):
             compare_runs.trained(*arguments)
