@@ -21,7 +21,7 @@ def choose_master_ports(ray_base: ModuleType) -> None:
     @functools.wraps(ask_worker)
     def ask_for_port(self, pg, bundle_index=0, master_port_range=None):
         if master_port_range is None:
-            first = PORTS[secrets.randbelow(len(PORTS) - PORTS_TO_TRY)]
+            first = secrets.choice(PORTS[:-PORTS_TO_TRY])
             master_port_range = [first, first + PORTS_TO_TRY]
         return ask_worker(self, pg, bundle_index, master_port_range)
 

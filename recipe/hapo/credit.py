@@ -6,7 +6,7 @@ Shapes: B responses, T response positions.
 import numpy as np
 import torch
 
-from verl.trainer.ppo.credit.nodes import trajectory_advantages, weighted_advantages
+from verl.trainer.ppo.credit.nodes import weighted_advantages
 from verl.utils.parts import Compares, register_credit
 
 FALLBACK_BOUND = 5.0  # a group with a larger token-level advantage takes GRPO's
@@ -31,5 +31,5 @@ def compute_hapo_outcome_advantage(
     by_token = weighted_advantages(scores, groups, lengths, epsilon, norm, degrees_of_freedom=0)
     too_large = (by_token.abs() >= FALLBACK_BOUND) & (lengths > 0)
     falls_back = (groups.bincount(too_large.double()) > 0)[groups]
-    by_response = trajectory_advantages(rewards, index, epsilon, norm)
-    return torch.where(falls_back, by_response, by_token.to(rewards.dtype)).unsqueeze(-1)
+    by_response = weighted_advantages(scores, groups, torch.ones_like(scores), epsilon, norm)
+    return torch.where(falls_back, by_response, by_token).to(rewards.dtype).unsqueeze(-1)

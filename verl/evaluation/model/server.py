@@ -25,6 +25,7 @@ from openai import AsyncOpenAI, BadRequestError
 
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.tools.http_json import is_loopback
+from verl_patches.master_ports import PORTS
 
 ROOT = Path(__file__).resolve().parents[3]
 START_SECONDS, STOP_SECONDS = 1800, 20
@@ -195,9 +196,9 @@ def allow_open_files(connections: int) -> None:
 
 
 def free_port() -> int:
-    """Return a free port that Linux does not give to another socket meanwhile, as those of `ip_local_port_range`."""
+    """Return a free port that no other socket gets by chance meanwhile."""
     while True:
-        port = 20_000 + secrets.randbelow(10_000)
+        port = secrets.choice(PORTS)
         with socket.socket() as taken, suppress(OSError):
             taken.bind(("127.0.0.1", port))
             return port

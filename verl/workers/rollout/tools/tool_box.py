@@ -130,6 +130,7 @@ class ToolBox:
         self.config = config
         self.tools: dict[str, BaseTool] = {}
         self._threads: dict[str, ToolThread] = {}  # tag -> thread
+        self._opened: list[tuple[BaseTool, ToolThread]] = []  # all that have been made, also those with a wrong tag
         self._places = asyncio.Semaphore(config.max_workers)
         self._group_places: dict[str, asyncio.Semaphore] = {}  # group of tools -> places for its `calls_at_once`
         self._logged: set[tuple[str, str]] = set()
@@ -155,21 +156,14 @@ class ToolBox:
             return
         for tool in made.tools if isinstance(made, ToolSet) else [made]:
             tag = tool.trigger_tag
-            if (fault := self._wrong_tag(tag)) is not None:
-                thread = ToolThread(tool.name)
-                result_in_thread(thread.run(tool.close, CLOSE_SECONDS))
-                thread.stop()
-                raise ValueError(f"{key}: {fault}")
+            self._opened.append((tool, thread := ToolThread(tool.name)))
+            if tag in RESERVED_TAGS:
+                raise ValueError(f"{key}: <{tag}> belongs to the protocol")
+            if tag in self.tools:
+                raise ValueError(f"{key}: a second tool for <{tag}>; an MCP server's get other tags by params.prefix")
             if tool.calls_at_once is not None:
                 self._group_places.setdefault(tool.group, asyncio.Semaphore(tool.calls_at_once))
-            self.tools[tag], self._threads[tag] = tool, ToolThread(tool.name)
-
-    def _wrong_tag(self, tag: str) -> str | None:
-        if tag in RESERVED_TAGS:
-            return f"<{tag}> belongs to the protocol"
-        if tag in self.tools:
-            return f"a second tool for <{tag}>; an MCP server's get other tags by params.prefix"
-        return None
+            self.tools[tag], self._threads[tag] = tool, thread
 
     def selected_by(self, row: Mapping[str, Any]) -> list[str]:
         """Return the tags that a row selects by `extra_info.tool_selection` or a column `tools`, by default all."""
@@ -226,13 +220,13 @@ class ToolBox:
 
     async def close(self) -> None:
         """Close what the tools have opened: sandboxes, connections, caches."""
-        for tag, tool in self.tools.items():
+        for tool, thread in self._opened:
             try:
-                await self._threads[tag].run(tool.close, CLOSE_SECONDS)
+                await thread.run(tool.close, CLOSE_SECONDS)
             except Exception as error:  # an error here must not hide why the tools are closed, nor keep others open
                 logger.warning(f"tool {tool.name} did not end what it has started: {error!r}")
             finally:
-                self._threads[tag].stop()
+                thread.stop()
 
     async def call(self, tag: str, content: str, session: ToolSession | None = None) -> ToolCall:
         """Run the tool of a tag, in a session if it has one; a failure of any kind gives `ok=False`."""

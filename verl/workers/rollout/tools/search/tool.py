@@ -177,7 +177,8 @@ class LocalSearchTool(SearchTool):
         self._settings, self._index = f"bm25 {self.url}", None
         if self.corpus is not None:
             corpus = Path(self.corpus).expanduser().resolve()
-            self._settings = f"bm25 {corpus} {corpus.stat().st_size} {corpus.stat().st_mtime_ns}"
+            file = corpus.stat()
+            self._settings = f"bm25 {corpus} {file.st_size} {file.st_mtime_ns}"
             from verl.workers.rollout.tools.search import bm25_index  # the import of numba takes seconds
 
             self._index = bm25_index.open_index(self.corpus, self.index)
