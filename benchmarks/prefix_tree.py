@@ -9,8 +9,11 @@ computed as upstream does: on CPU as a padded batch with `sdpa`, on a GPU packed
 sides alternate in the same run. Prints a page in Markdown and writes no file.
 """
 
+import math
 import multiprocessing
 import statistics
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +22,6 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.gpu_kernels import timed
 from benchmarks.report import in_turns, parser_of, report_text, with_range
 from verl.workers.engine.prefix_tree.attention import NAME
 from verl.workers.engine.prefix_tree.log_probs import TrieBatch
@@ -74,6 +76,21 @@ def make_model(config: Qwen2Config, device: str) -> Qwen2ForCausalLM:
     torch.manual_seed(0)
     with torch.device(device):
         return Qwen2ForCausalLM(config).to(torch.float32 if device == "cpu" else torch.bfloat16).train()
+
+
+def timed(run: Callable, device: torch.device) -> tuple[float, float]:
+    """Return the milliseconds of one run, and the peak MiB that it added to the memory in use (on a CPU: NaN)."""
+    if device.type == "cpu":
+        started = time.perf_counter()
+        run()
+        return 1e3 * (time.perf_counter() - started), math.nan
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - started), (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 class Side:

@@ -21,7 +21,7 @@ yaml.SafeLoader = yaml.CSafeLoader
 os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 # these wait for minutes in all: begun last, they would wait when nothing else is left to do
-FIRST = ("test_python_tool_on_cpu.py", "test_watches_on_cpu.py", "test_gpu_kernels_on_cpu.py")
+FIRST = ("test_python_tool_on_cpu.py", "test_watches_on_cpu.py")
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks, on a machine with a GPU and the GPU extra, what this project cannot check on a CPU: kernels, a warm start, two steps
+# Checks, on a machine with a GPU and the GPU extra, what this project cannot check on a CPU: a warm start, two steps
 # of every recipe, both of vLLM's model runners, an evaluation. Should take an hour, and at most two.
 #   [MODEL_PATH=a small model instead of the tiny one] bash scripts/check_gpu/check_gpu.sh [PART...]
 # Each part prints "NAME passed|failed|timed out (seconds, log)"; the exit code is 1 if one did not pass. With two GPUs, name
@@ -59,7 +59,6 @@ countdown=(
 part environment 120 bash -c "python -m torch.utils.collect_env
     python -c 'import torch; torch.cuda.init(); import flash_attn, verl, vllm'"
 [ $failed = 0 ] || { cat "$folder/environment.log" >&2 && exit 1; }
-part kernels 280 python -m benchmarks.gpu_kernels
 part inputs 180 python scripts/check_gpu/check_gpu_inputs.py "$folder/inputs" "$base"
 use_task countdown none
 part warm_start 260 bash recipe/common/run_warm_start.sh "${sft[@]}"

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ("grpo", "dapo", "hapo", "latr", "hato", "arpo", "aepo")
 ON_RUNNERS = ("runner_v1", "runner_v2", "two_gpus_v1", "two_gpus_v2")
-# without `environment`, which needs a GPU, and `kernels`, which has a test of its own
+# without `environment`, which needs a GPU
 PARTS = ("inputs", "warm_start", "cold_start", *RECIPES, *ON_RUNNERS, "evaluation")
 
 
@@ -93,8 +93,8 @@ def test_two_gpus_are_used_where_there_are_two(dry_run, part):
 # a `python` for the script: one part fails, and the next one hangs
 PYTHON = """#!/bin/sh
 case "$*" in
-*gpu_kernels*) echo "ValueError: no"; exit 7 ;;
-*check_gpu_inputs*) sleep 300 ;;
+*check_gpu_inputs*) echo "ValueError: no"; exit 7 ;;
+*countdown.data*) sleep 300 ;;
 esac
 """
 # a `timeout` that does not wait as long
@@ -115,11 +115,11 @@ def run_with_shims(folder: Path, *parts: str) -> subprocess.CompletedProcess:
 
 
 def test_a_failure_and_a_hang_do_not_stop_the_rest(tmp_path):
-    done = run_with_shims(tmp_path, "kernels", "inputs", "environment")
+    done = run_with_shims(tmp_path, "inputs", "warm_start", "environment")
     assert done.returncode == 1, done.stderr
     lines = [line.partition(" (")[0] for line in done.stdout.splitlines()]
-    assert lines == ["environment passed", "kernels failed", "inputs timed out"]
-    assert (tmp_path / "out/kernels.log").read_text() == "ValueError: no\n"
+    assert lines == ["environment passed", "inputs failed", "warm_start timed out"]
+    assert (tmp_path / "out/inputs.log").read_text() == "ValueError: no\n"
 
 
 def test_an_unknown_part_is_named(tmp_path):
