@@ -7,7 +7,7 @@ trajectories each; the first prompt has one right trajectory, the second none:
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -106,7 +106,3 @@ class Samples(NamedTuple):
     rollout: Any  # section `actor_rollout_ref.rollout` of the tree's config
     coldest: Sequence[SampledGroup]  # groups at the lowest temperature
     usual: Sequence[SampledGroup]  # groups at the temperature nearest to the run's
-
-
-# a registered proposal; it returns None if the samples say nothing about the tree's keys
-Propose = Callable[[Samples], Proposal | None]

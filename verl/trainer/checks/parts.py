@@ -176,7 +176,7 @@ def check_schedule(config: DictConfig) -> None:
     if schedule == "separate_async":
         # Upstream's trainer does not assert this at its start.
         rollout = config.actor_rollout_ref.rollout
-        check_whole_servers("actor_rollout_ref.rollout.nnodes x n_gpus_per_node", rollout_workers(config), rollout)
+        check_whole_servers("actor_rollout_ref.rollout.", rollout, rollout)
         backend = rollout.checkpoint_engine.backend
         if (backend == CPU_BACKEND) != (config.trainer.device == "cpu"):
             raise ValueError(
@@ -185,12 +185,14 @@ def check_schedule(config: DictConfig) -> None:
             )
 
 
-def check_whole_servers(key: str, gpus: int, rollout: DictConfig) -> None:
-    """Check that a number of GPUs makes whole servers."""
-    if gpus % (replica := gpus_of_server(rollout)):
+def check_whole_servers(section: str, nodes: DictConfig, rollout: DictConfig) -> None:
+    """Check that a section's nodes make whole servers. Upstream lays a server on one node, or on several whole ones."""
+    gpus, server = nodes.n_gpus_per_node, gpus_of_server(rollout)
+    if nodes.nnodes * gpus % server or (gpus % server and server % gpus):
         raise ValueError(
-            f"{key} = {gpus}: expected a multiple of the {replica} GPUs of a server "
-            "(tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size)"
+            f"{section}nnodes x {section}n_gpus_per_node = {nodes.nnodes} x {gpus}: expected nodes with a multiple of "
+            f"the {server} GPUs of a server (tensor_model_parallel_size x data_parallel_size x "
+            "pipeline_model_parallel_size), or a multiple of the nodes that it fills"
         )
 
 

@@ -30,7 +30,6 @@ from verl.trainer.checks.rows import (
 from verl.trainer.checks.run_dir import check_resume_path, check_resumed_step, check_same_method
 from verl.trainer.checks.trackers import check_trackers
 from verl.trainer.checks.values import check_registered
-from verl.workers.config.schedule import rollout_workers
 from verl_patches.plugin import activate_cpu
 
 
@@ -131,9 +130,7 @@ def check_micro_batches_and_servers(config: DictConfig) -> None:
                 f"actor_rollout_ref.{key}={budget} with ulysses_sequence_parallel_size={parallel}: expected at least "
                 f"{longest} tokens in all (data.max_prompt_length + data.max_response_length)"
             )
-    gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    if not rollout_workers(config):
-        check_whole_servers("trainer.nnodes x trainer.n_gpus_per_node", gpus, rollout)
+    check_whole_servers("trainer.", config.trainer, rollout)  # with schedule=separate_async they hold servers, too
     if (rollout.max_num_batched_tokens or rollout.max_num_seqs) < rollout.max_num_seqs:
         key, value = "actor_rollout_ref.rollout.max_num_batched_tokens", rollout.max_num_batched_tokens
         raise ValueError(f"{key}={value}: vLLM expects at least max_num_seqs={rollout.max_num_seqs}")

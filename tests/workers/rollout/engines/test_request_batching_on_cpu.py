@@ -15,6 +15,7 @@ class Server(BatchingServer):
     def __init__(self):
         super().__init__()
         self.calls, self.asked, self.running, self.dead = [], 0, 0, asyncio.Event()
+        self.fetching = 0.0  # seconds that Ray takes to fetch a submit's arguments
 
     async def generate(self, prompt: str, seconds: float = 0.0):
         self.asked += 1
@@ -39,11 +40,16 @@ class Server(BatchingServer):
                 death.cancel()
                 return call.result()
 
+            async def started(*args):
+                if self.fetching and method.__name__ == "submit":
+                    await asyncio.sleep(self.fetching)
+                return await method(*args)
+
             def call(*args):
                 if self.dead.is_set():
                     raise ConnectionError("the actor is dead")
                 self.calls.append(method.__name__)
-                return asyncio.create_task(ended_by_death(asyncio.create_task(method(*args))))
+                return asyncio.create_task(ended_by_death(asyncio.create_task(started(*args))))
 
             return SimpleNamespace(remote=call)
 
@@ -81,8 +87,10 @@ async def test_clients_of_one_server_are_kept_apart():
     assert await asyncio.gather(*asked) == ["0", "1", "2"]
 
 
-async def test_a_cancelled_request_ends_on_the_server():
+@pytest.mark.parametrize("fetching", [0.0, 0.01])
+async def test_a_cancelled_request_ends_on_the_server(fetching):
     server = Server()
+    server.fetching = fetching
     batcher = RequestBatcher(server.handle())
     asked = [asyncio.create_task(batcher.send(prompt=f"{i}", seconds=60)) for i in range(5)]
     kept = asyncio.create_task(batcher.send(prompt="kept", seconds=0.2))

@@ -139,11 +139,13 @@ async def test_a_tool_that_blocks_or_ignores_its_cancellation_stops_nobody(conte
     started = time.monotonic()
     slow = asyncio.create_task(made.call("stubborn", content))
     quick = await made.call("do", "x")
-    quick_seconds = time.monotonic() - started
+    quick_seconds, (_, thread) = time.monotonic() - started, made._opened[1]
+    loop = thread._loop
     slow, slow_seconds = await slow, time.monotonic() - started
     assert (await made.call("stubborn", "x")).text == "done", "the calls after it are answered"
     assert quick.text == "x" and quick_seconds < 0.25
     assert slow.error == "timeout" and slow.own_fault and slow_seconds < 1.2
+    assert (thread._loop is loop) == (content == "ignore")  # locks and processes of the tool belong to its loop
 
 
 def test_a_close_that_fails_hides_nothing(monkeypatch, caplog):

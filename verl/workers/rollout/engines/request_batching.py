@@ -71,13 +71,15 @@ class RequestBatcher:
         self.given_up: list[int] = []
         self.waiting: dict[int, asyncio.Future] = {}
         self.calls: set[asyncio.Task] = set()
+        self.submits: set[asyncio.Task] = set()  # those of the calls that submit
         self.collecting: asyncio.Task | None = None
 
     async def send(self, **request: Any) -> Any:
         """Return the result of the server's `generate`; raise RuntimeError with the message of its error."""
         loop, number = asyncio.get_running_loop(), next(self.numbers)
         if not self.new:
-            self._begin(self._submit())
+            self.submits.add(submit := self._begin(self._submit()))
+            submit.add_done_callback(self.submits.discard)
         self.new.append((number, request))
         self.waiting[number] = answer = loop.create_future()
         try:
@@ -90,10 +92,11 @@ class RequestBatcher:
         finally:
             self.waiting.pop(number, None)
 
-    def _begin(self, call: Coroutine[Any, Any, None]) -> None:
-        """Make a call in the next tick of the event loop."""
+    def _begin(self, call: Coroutine[Any, Any, None]) -> asyncio.Task:
+        """Make a call in the next tick of the event loop, and return its task."""
         self.calls.add(task := asyncio.create_task(call))
         task.add_done_callback(self.calls.discard)
+        return task
 
     async def _submit(self) -> None:
         requests, self.new = self.new, []
@@ -106,6 +109,8 @@ class RequestBatcher:
 
     async def _give_up(self) -> None:
         numbers, self.given_up = self.given_up, []
+        if self.submits:  # Ray may start a call with large arguments after later ones
+            await asyncio.wait(self.submits)
         with contextlib.suppress(Exception):  # if the server has died, so have its requests
             await self.server.give_up.remote(self.client, numbers)
 

@@ -14,8 +14,8 @@ CANCEL_SECONDS = 2.0
 
 
 class ToolThread:
-    """A thread with the event loop of one tool, which starts with the first call. If a call does not end after its
-    cancellation, later calls run in a new thread."""
+    """A thread with the event loop of one tool, which starts with the first call. If a cancelled call blocks it, later
+    calls run in a new thread."""
 
     def __init__(self, name: str):
         self.name = name
@@ -44,8 +44,8 @@ class ToolThread:
             given_up.set()
             loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks if task is not None])
             await asyncio.wait({ended}, timeout=CANCEL_SECONDS)
-            if not ended.done():  # a blocked thread or an ignored cancellation: later calls get another thread
-                if loop is self._loop:
+            if not ended.done():
+                if loop is self._loop and not await self._responds(loop):
                     self._loop = None
             elif not ended.cancelled():
                 ended.exception()  # retrieved, because asyncio logs an exception that is never retrieved
@@ -61,6 +61,10 @@ class ToolThread:
         if ended.cancelled():
             raise RuntimeError(f"{self.name} cancelled its own call")
         return ended.result()
+
+    async def _responds(self, loop: asyncio.AbstractEventLoop) -> bool:
+        probe = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop))
+        return bool((await asyncio.wait({probe}, timeout=CANCEL_SECONDS))[0])
 
     def stop(self) -> None:
         """End the thread after its current step."""
