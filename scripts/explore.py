@@ -35,8 +35,10 @@ def config_of(model: str, data: str, overrides: list[str]) -> DictConfig:
     folders = [Path(verl.trainer.__path__[0], "config"), *sorted(RECIPES.glob("*/config"))]
     source, hardware = data_source(data), os.environ.get("HARDWARE", "cpu")
     chosen = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"]
-    chosen += [f"hardware={hardware}", f"experiment={model_name(model)}"]
-    chosen += [f"actor_rollout_ref.model.path={model}", f"data.train_files={data}", f"data.val_files={data}"]
+    texts = {"experiment": model_name(model), "actor_rollout_ref.model.path": model}
+    texts |= {"data.train_files": data, "data.val_files": data}
+    # quoted, as Hydra reads 500 as a number, and a comma as the end
+    chosen += [f"hardware={hardware}", *(f"{key}='{text}'" for key, text in texts.items())]
     if (task := parts("task").get(source)) is not None:
         chosen.append(f"task={source}")
         if hardware == "cpu" and task.cpu_lengths is not None:

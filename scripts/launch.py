@@ -96,8 +96,8 @@ def keep_earlier_metrics(run_dir: Path) -> None:
     """Rename an earlier attempt's metrics.jsonl to metrics.001.jsonl and so on; verl's file logger would empty it."""
     metrics = run_dir / "metrics.jsonl"
     if metrics.exists() and metrics.stat().st_size:
-        attempt = len(list(run_dir.glob("metrics.*.jsonl"))) + 1
-        os.replace(metrics, run_dir / f"metrics.{attempt:03d}.jsonl")
+        last = max((path.suffixes[0] for path in run_dir.glob("metrics.[0-9]*.jsonl")), default=".0")
+        os.replace(metrics, run_dir / f"metrics.{int(last[1:]) + 1:03d}.jsonl")
 
 
 def steps_announced(log: Path) -> int | None:
@@ -131,7 +131,7 @@ class Progress:
         if reward is not None:
             self.shown["reward" if "critic/score/mean" in data else "loss"] = f"{reward:.3f}"
         for key, value in data.items():
-            if re.fullmatch(r"val-core/.*/acc/mean@\d+", key):
+            if re.fullmatch(r"val-core/.*/acc/mean@\d+", key) and value is not None:  # the file has null for NaN
                 self.shown["val acc"] = f"{value:.3f}"
         if self.bar is None:
             self.total = self.total or steps_announced(self.metrics.with_name("train.log"))

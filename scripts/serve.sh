@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # vllm serve on either hardware profile: [HARDWARE=cpu|gpu] bash scripts/serve.sh MODEL_FOLDER [--port 8000] [vLLM's options]
 set -euo pipefail
+[ $# -ge 1 ] || { sed -n 2p "${BASH_SOURCE[0]}" >&2; exit 2; }
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 HARDWARE=${HARDWARE:-cpu}
 use_hardware "$HARDWARE"
-[ $# -ge 1 ] || { sed -n 2p "$0" >&2; exit 2; }
 # sampling parameters that a request leaves out have no effect, as in training; vLLM's own default is to take them from the
 # model's generation_config.json
 defaults=(--generation-config vllm)

@@ -136,7 +136,7 @@ def convert(
             if encoder:
                 check_tokens(messages, encoder, max_length)
             good.append({"messages": messages, "row": number})
-        except BadRow as error:
+        except ValueError as error:
             bad[number] = str(error)
     return good, bad
 

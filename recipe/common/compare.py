@@ -100,6 +100,8 @@ def differences(rows: pd.DataFrame, names: Sequence[str], looks: int) -> dict[st
     seeds of the stage "seeds" that both have; a method with a failed run has none."""
     table = rows[rows["stage"] == "seeds"].pivot(index="seed", columns="method", values="area")
     failed = set(rows[(rows["stage"] == "seeds") & rows["area"].isna()]["method"])
+    if names[0] in failed:
+        raise ValueError(f"a run of {names[0]} has failed: nothing can be compared with it; take another --name")
     compared = [name for name in names[1:] if name in set(table) - failed]
     return {name: mean_and_half((table[name] - table[names[0]]).dropna().tolist(), looks) for name in compared}
 
@@ -176,7 +178,8 @@ class Comparison:
         self.complete(self.rate_keys())
         rates = best_rates(self.rows)
         left = [name for name in self.names[1:] if name in rates or not self.rates]
-        own = self.rows[(self.rows["method"] == self.names[0]) & (self.rows["rate"] == rates.get(self.names[0]))]
+        own = self.rows[(self.rows["stage"] == "rates") & (self.rows["method"] == self.names[0])]
+        own = own[own["rate"] == rates.get(self.names[0])]
         if self.rates and not (gain := (own["area"] - own["start"]).mean()) >= args.least_gain:
             raise ValueError(
                 f"the area of {self.names[0]} is {gain:.3f} above its start at its best rate, less than --least-gain: "

@@ -15,7 +15,7 @@ if [ $# = 0 ]; then
     exit 2
 fi
 use_hardware cpu
-read -ra more <<<"${OVERRIDES:-}"
+read -rd "" -a more <<<"${OVERRIDES:-}" || true # 1 at the end of the text
 run_python -m recipe.common.compare --task "${TASK:-walk}" --seeds "${SEEDS:-0,1,2}" --steps "${STEPS:-60}" \
     --jobs "${JOBS:-2}" --name "${NAME:-compare}" --output "${OUTPUT:-outputs/compare}" \
     --overrides ${more[@]+"${more[@]}"} --methods "$@"

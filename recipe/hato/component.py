@@ -64,8 +64,11 @@ class HATOCredit(Component):
             metrics[f"hato/reward_{name}"] = _mean_over_trees(part[by_the_model], credit.nodes.group[by_the_model])
         if filters_groups(self.config) and self.config.algorithm.adv_estimator == "hato":
             kept = mask * credit.varies
+            for group in rows.groups:  # an update without a token would have the loss 0 / 0
+                if not kept[group.rows].any():
+                    kept[group.rows] = mask[group.rows]
             # Upstream's loss divides by the number of tokens in loss_mask.
-            for name in ("response_mask", "loss_mask") if kept.any() else ():
+            for name in ("response_mask", "loss_mask"):
                 rows.put(name, kept)
 
     def annotate(self, tree: TrajectoryTree, rows: BatchRows, group: Group) -> None:

@@ -109,7 +109,7 @@ def step_credit(
     weights = torch.ones(len(outcomes), dtype=torch.float64)
     weights.scatter_reduce_(0, nodes.pass_row, draws.double()[nodes.pass_node], "prod")
     has_answer = torch.ones_like(weights) if dropped is None else (~dropped.bool().any(dim=1)).double()
-    rewards, is_right = outcomes.double().clamp(0, 1), (outcomes.double() > hato.verification_threshold) * has_answer
+    rewards, is_right = outcomes.double().clamp(0, 1), (outcomes > hato.verification_threshold) * has_answer
     below = nodes.sum_below(weights)
     if hato.path_reward == "mean":
         path = nodes.sum_below(weights * rewards) / below

@@ -96,6 +96,7 @@ class Record:
     pruned: list[tuple[int, int]] = field(default_factory=list)  # step, row
     suppressed: list[tuple[int, int, int]] = field(default_factory=list)  # step, row, rank
     compared: int = 0
+    alike: int = 0  # number of the compared that were dropped
     passed: int = 0
 
 
@@ -206,6 +207,7 @@ class LookaheadTree:
             for row, own, parents in compared:
                 if reason := self._too_alike(own, parents):
                     reasons[row.number] = reason
+        self.record.alike += len(reasons)
         for number in self._improbable():
             reasons.setdefault(number, "improbable")
         self._drop(reasons)
@@ -333,7 +335,7 @@ class LookaheadTree:
             "suppress_ratio": len(self.record.suppressed) / (self.k * self.max_new_tokens) if self.step else 0.0,
             "empty_branch_ratio": 1 - len(self.rows) / self.k,
             "branching_ratio": self.record.passed / tokens if tokens else 0.0,
-            "pruning_ratio": len(self.record.pruned) / self.record.compared if self.record.compared else 0.0,
+            "pruning_ratio": self.record.alike / self.record.compared if self.record.compared else 0.0,
             "saturation_length": float(max(row.birth_step for row in self.rows)),
             "tree_steps": float(self.step),
             "branches": float(len(self.rows)),

@@ -111,6 +111,8 @@ def receive(connection: socket.socket) -> tuple[dict, list[int]]:
     while len(text) < size:
         part = connection.recv(size - len(text))
         if not part:
+            for file in files:
+                os.close(file)
             raise ConnectionError("a client left before it had asked")
         text += part
     return json.loads(text), list(files)

@@ -147,7 +147,7 @@ def test_the_last_line_says_what_the_same_command_would_do(tmp_path, code, last)
 
 def test_progress_shows_reward_and_accuracy_and_ends_with_the_place(tmp_path):
     metrics = [{"step": n, "data": {"critic/score/mean": 0.25 * n}} for n in (1, 2)]
-    metrics.append({"step": 2, "data": {"val-core/countdown/acc/mean@8": 0.625}})
+    metrics.append({"step": 2, "data": {"val-core/countdown/acc/mean@8": 0.625, "val-core/x/acc/mean@8": None}})
     lines = "".join(json.dumps(entry) + "\n" for entry in metrics)
     code = f"import time; open({str(tmp_path / 'metrics.jsonl')!r}, 'w').write({lines!r}); time.sleep(1.5)"
     warning = "warning: step 1, validation: 2 of 8 prompt groups failed; the first: TimeoutError"
@@ -172,19 +172,20 @@ def test_a_second_run_in_the_same_folder_is_refused_and_changes_nothing(tmp_path
     first = launch(tmp_path, wait_code)
     wait_for(tmp_path / "pid")
     (tmp_path / "metrics.jsonl").write_text('{"step":1,"data":{"critic/score/mean":0.5}}\n')
+    (tmp_path / "metrics.002.jsonl").touch()  # 001 has been removed
     same_folder = tmp_path.with_name("link")
     same_folder.symlink_to(tmp_path)
     second = launch(same_folder, "print('started')")
     _, errors = second.communicate(timeout=60)
     assert second.returncode == 2
     assert f"another run uses {same_folder} (process {first.pid} on {os.uname().nodename})" in errors
-    assert not (tmp_path / "metrics.001.jsonl").exists() and "started" not in (tmp_path / "train.log").read_text()
+    assert not (tmp_path / "metrics.003.jsonl").exists() and "started" not in (tmp_path / "train.log").read_text()
     first.kill()
     first.communicate(timeout=60)
     deadline = time.monotonic() + 20
     while (third := launch(tmp_path, "pass")).wait(timeout=60) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert third.returncode == 0 and (tmp_path / "metrics.001.jsonl").exists()
+    assert third.returncode == 0 and (tmp_path / "metrics.003.jsonl").exists()
 
 
 def test_a_run_without_launcher_is_refused_in_a_folder_that_another_one_uses(tmp_path, monkeypatch):

@@ -62,8 +62,8 @@ SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 # settings on which the samples do not depend, and settings that `settings_of` replaces
 NOT_ASKED = ("output_dir", "ks", "server", "judge", "step", "model", "experiment", "limit", "skip_missing", "n")
 KINDS: dict[Any, str] = {
-    Annotated[int, Ge(1)]: "n max_tokens server.tensor_parallel server.concurrency",
-    Annotated[int, Ge(1)] | None: "server.data_parallel",
+    Annotated[int, Ge(1)]: "n max_tokens server.tensor_parallel server.concurrency judge.concurrency",
+    Annotated[int, Ge(1)] | None: "server.data_parallel limit",
     Annotated[list[Annotated[int, Ge(1)]], MinLen(1)]: "ks",
     Annotated[float, Gt(0), Le(1)]: "top_p",
     Annotated[float, Gt(0)]: "repetition_penalty",
@@ -246,7 +246,7 @@ def settings_of(plan: Plan) -> dict:
     for file in _files(plan.config):
         digest.update(Path(file).read_bytes())
     settings["data"] = digest.hexdigest()[:16]
-    settings["server"] = {key: asked["server"][key] for key in ("name", "api", "tokenizer", "max_model_len")}
+    settings["server"] = {key: asked["server"][key] for key in ("name", "api", "tokenizer", "max_model_len", "options")}
     if plan.scoring == "judge":
         settings["judge"] = {key: asked["judge"][key] for key in ("url", "name", "max_tokens", "temperature")}
     return settings
@@ -273,8 +273,12 @@ def _server(plan: Plan):
         yield config.url
         return
     if plan.checkpoint.shards:
-        with _as_evaluation_error():
-            write_model_folder(plan.checkpoint.shards, Path(plan.checkpoint.model))
+        try:
+            with _as_evaluation_error():
+                write_model_folder(plan.checkpoint.shards, Path(plan.checkpoint.model))
+        except OSError:
+            if not Path(plan.checkpoint.model).is_dir():  # otherwise another evaluation has been faster
+                raise
     print(f"starting the server; its output is in {log}", flush=True)
     with serving(plan.checkpoint.model, log, server_options(plan)) as url:
         yield url

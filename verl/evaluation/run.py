@@ -7,6 +7,7 @@ for the remaining samples with the same seeds.
 """
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -108,7 +109,7 @@ def token_responder(
         tree = await grow(engine, prompt_ids, 1, policy, environment=opened, sampling=settings, **limits)
         text = tokenizer.decode(tree.trajectories()[0], skip_special_tokens=True)
         tokens, rewards = sum(tree.response_masks()[0]), tree.turn_rewards
-        reward = sum(rewards[0].values()) if rewards else None
+        reward = math.fsum(rewards[0].values()) if rewards else None
         calls = None if rewards else sum(segment.author == TOOL for segment in tree.segments)
         cut = policy.ended in (Ended.LENGTH, Ended.CALL_LIMIT)
         return Response(text, tokens, calls, reward, cut=cut)

@@ -45,7 +45,8 @@ def write_rows(path: Path, rows: list[dict]) -> None:
     """Write a .parquet file, or for other suffixes one JSON object on each line; an incomplete file never appears."""
     with replacing(path) as unfinished:
         if path.suffix == ".parquet":
-            pq.write_table(pa.Table.from_pylist(rows), unfinished)
+            names = dict.fromkeys(name for row in rows for name in row)  # otherwise those of the first row
+            pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in names}), unfinished)
         else:
             unfinished.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 

@@ -40,7 +40,9 @@ def compute_branpo_advantage(
 ) -> torch.Tensor:
     """Return the advantages (B, T) defined above; without `norm` nothing is divided by a standard deviation."""
     nodes, outcomes = batch_nodes(index, mask), rewards.sum(-1).double()
-    first_nodes, bases, size = nodes.token_nodes[:, 0].unique(return_inverse=True, return_counts=True)
+    first = nodes.token_nodes[:, 0]
+    first = torch.where(first < 0, -1 - torch.arange(len(first)), first)  # rows without a node share nothing
+    first_nodes, bases, size = first.unique(return_inverse=True, return_counts=True)
     values = torch.zeros_like(first_nodes, dtype=torch.float64).index_add_(0, bases, outcomes) / size
     prompt_of_base = torch.zeros_like(first_nodes).index_copy_(0, bases, nodes.row_group)
     base = trajectory_advantages(values.unsqueeze(-1), prompt_of_base.numpy(), epsilon, norm)[bases]

@@ -1,6 +1,8 @@
 """Evaluates code: HumanEval and MBPP as they are published, and this task's own rows, by the task's reward."""
 
+import builtins
 import json
+import re
 from functools import partial
 
 from recipe.tasks.code.reward import INSTRUCTION, compute_score, read_tests
@@ -36,7 +38,13 @@ def mbpp_question(row: dict, names: tuple[str, ...]) -> str:
 
 def mbpp_answers(row: dict, names: tuple[str, ...]) -> list[str]:
     setup = "\n".join([*(row.get("test_imports") or ()), row.get("test_setup_code") or ""])
-    return _ground_truth({"assert_case": ["\n".join(row.get("test_list") or ())], "setup": setup})
+    tests = "\n".join(row.get("test_list") or ())
+    # a function named like a builtin is the solution's if the published one defines it
+    defined = re.findall(r"^def (\w+)", row.get("code") or "", re.MULTILINE)
+    truth = {"assert_case": [tests], "setup": setup}
+    if names := [name for name in defined if hasattr(builtins, name) and f"{name}(" in tests]:
+        truth["entry_point"] = names[0]
+    return _ground_truth(truth)
 
 
 _register = partial(register_benchmark, scoring="code", read_truth=lambda truth: _ground_truth(truth_row(truth)))

@@ -7,7 +7,7 @@ The ground truth is that of verl's `prime_code`, an object or its JSON text:
     {"assert_case": ["assert add(1, 2) == 3"]}                     statements, as in MBPP
 
 `assert_case` may come with `setup`, which runs before each case; `entry_point`, the function that is the solution's (by
-default each unknown one); and `prompt`, code that stands before the solution, as in HumanEval.
+default each that is unknown and no builtin); and `prompt`, code that stands before the solution, as in HumanEval.
 """
 
 import json
@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,10 @@ from verl.utils.reward_score.ground_truth import as_list, json_object
 from verl.workers.config.keys import read_keys
 
 MAX_TEST_CHARS = 1 << 19  # limit for input and output; longer tests are left out, because a program has at most 1 MiB
-_FENCE = re.compile(r"```(?:python|py)\d?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+# The closing fence begins or ends a line; others belong to the code.
+_FENCE = re.compile(
+    r"```(?:python|py)\d?[ \t]*\r?\n(.*?)(?:^[ \t]*```|```[ \t\r]*$|\Z)", re.DOTALL | re.IGNORECASE | re.MULTILINE
+)
 _WHOLE = re.compile(r"[-+]?\d+")
 INSTRUCTION = "Write the whole solution in one ```python block."
 _PARTS = "inputs and outputs, or assert_case"
@@ -85,10 +89,13 @@ def _passes_assert(setup: str, case: str, entry_point: str, sandbox: Sandbox, co
 
 
 def same_lines(expected: str, printed: str) -> bool:
-    """Return whether the lines are equal, apart from empty lines, blanks and the digits that `numpy.allclose` ignores.
+    """Return whether the lines are equal, apart from empty lines, blanks and the digits that `numpy.allclose` ignores;
+    a number that should be whole may be off by 1e-5.
 
-    >>> same_lines("1 2\\n0.5", " 1  2 \\n\\n0.5000001\\n"), same_lines("100000", "100001"), same_lines("a b", "a\\nb")
-    (True, False, False)
+    >>> same_lines("1 2\\n0.5", " 1  2 \\n\\n0.5000001\\n"), same_lines("a b", "a\\nb")
+    (True, False)
+    >>> same_lines("100000", "100001.0"), same_lines("3", "2.9999999"), same_lines("1000", "1_000")
+    (False, True, False)
     """
     lines, own = ([line.split() for line in text.splitlines() if line.strip()] for text in (expected, printed))
     pairs = zip(lines, own, strict=False)
@@ -96,11 +103,14 @@ def same_lines(expected: str, printed: str) -> bool:
 
 
 def _same_word(expected: str, printed: str) -> bool:
-    if expected == printed or _WHOLE.fullmatch(expected) and _WHOLE.fullmatch(printed):
+    is_whole = _WHOLE.fullmatch(expected)
+    if expected == printed or "_" in printed or is_whole and _WHOLE.fullmatch(printed):
         return expected == printed
     try:
+        if is_whole:
+            return bool(abs(Decimal(expected) - Decimal(printed)) <= Decimal("1e-5"))
         return math.isclose(float(expected), float(printed), rel_tol=1e-5, abs_tol=1e-8)
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return False
 
 

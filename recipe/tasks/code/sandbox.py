@@ -27,7 +27,7 @@ _lock = threading.RLock()
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Limits:
-    """Limits of a test; tests with `assert` are one test.
+    """Limits of a test; tests with `assert` are one test, but the CPU time and the output are those of each call.
 
     Args:
         timeout_seconds: largest CPU time; the wall time may be three times as long. On a server the wall time.
@@ -71,7 +71,9 @@ class Sandbox:
         judge, solver = self.sessions.new_session(), self.sessions.new_session()
 
         async def last_line(session: PythonSession, call: str) -> str:
-            return (await session.execute(call, timeout=self.seconds)).rstrip("\n").rpartition("\n")[2]
+            output = await session.execute(call, timeout=self.seconds)
+            is_good = len(output.encode()) <= self.limits.max_output_bytes
+            return output.rstrip("\n").rpartition("\n")[2] if is_good else "None"
 
         async def verdict() -> str:
             await last_line(solver, f"{RUNNER}\nsolution = load_solution({code!r}, 'solution')")

@@ -123,9 +123,9 @@ def write_reasoning_gym(output_dir: str | Path, config: ReasoningGymConfig) -> d
         problems = draw_problems(config, split, size, test)
         if split == "sft":
             rng, turns = random.Random(f"{config.seed} demonstrations"), len(config.names)
-            rows = []
+            rows, by_family = [], [problems[turn::turns] for turn in range(turns)]
             for i, problem in enumerate(problems):  # a wrong answer is that of another problem of the family
-                shown = problem if rng.random() < config.demo_correct else problems[i - turns]
+                shown = problem if rng.random() < config.demo_correct else by_family[i % turns][i // turns - 1]
                 rows.append(conversation(problem.question, f"<answer>{shown.answer}</answer>"))
             return rows
         if split == "test":

@@ -30,7 +30,7 @@ register_benchmark(
 
 def table_by_family(samples: Path) -> list[str]:
     """Return the lines of the table; the row numbers of the evaluation's files are the questions."""
-    head, *lines = samples.read_text(encoding="utf-8").splitlines()
+    head, *lines = samples.read_bytes().splitlines()  # text would also be split at Unicode's separators in answers
     files = json.loads(head)["settings"]["files"]
     rows = [info for file in files for info in pq.read_table(file, columns=["extra_info"])["extra_info"].to_pylist()]
     by_family = defaultdict(list)

@@ -1,8 +1,9 @@
 """The families of reasoning-gym, by what their verifiers do with an answer.
 
-Most compare text, or read numbers, lists or moves. `FORMULAS` go to sympy, which runs a formula as Python: only the
-names given here, numbers, and the signs of arithmetic may occur in one, so that it can name nothing else. Five more
-families would run an answer to give a point for a Python list; in `worker.py` a reader of literals takes that place.
+Most compare text, or read numbers, lists or moves. `FORMULAS` and `countdown` go to sympy, which runs a formula as
+Python: only the names given here, numbers, and the signs of arithmetic may occur in one, so that it can name nothing
+else. Five more families would run an answer to give a point for a Python list; in `worker.py` a reader of literals
+takes that place.
 """
 
 import importlib
@@ -14,19 +15,22 @@ from typing import Any
 
 MAX_ANSWER_CHARS = 16_384
 REFUSED = {
+    "coin_flip": "its verifier takes the beginning of the answer as right, so that 0 solves all problems",
     "composite": "it mixes families; name them in `families`",
     "game_of_life_halting": "its verifier takes every answer as right",
+    "propositional_logic": "its verifier takes a premise as the conclusion",
     "puzzle24": "its verifier takes other numbers than the problem's, so that one answer solves all problems",
 }
 _FUNCTIONS = "sin cos tan asin acos atan sinh cosh tanh exp log ln sqrt pi"
 FORMULAS = {
-    "countdown": "",
     "polynomial_multiplication": "",
     "intermediate_integration": _FUNCTIONS,
     "simple_integration": _FUNCTIONS,
 }
 _WORD = re.compile(r"[^\W\d_]+")
 _FORMULA = re.compile(r"(?:\d+(?:\.\d+)?|[A-Za-z]+|[-+*/^() ])*")
+# Its verifier counts the words of digits: beside letters or in decimals it would miss numbers.
+_COUNTDOWN = re.compile(r"(?:\d+|[-+() ]|\*(?!\*)|/(?!/))*")
 
 
 def library() -> Any:
@@ -68,6 +72,10 @@ def is_allowed(family: str, answer: str) -> bool:
     """Return whether a verifier may read an answer: it is not too long, and a formula where sympy reads it."""
     if len(answer) > MAX_ANSWER_CHARS:
         return False
+    if family == "countdown":
+        return _COUNTDOWN.fullmatch(answer) is not None
+    if family == "complex_arithmetic":  # its verifier takes a distance of NaN for none
+        return "nan" not in answer.lower()
     names = FORMULAS.get(family)
     if names is None:
         return True

@@ -4,6 +4,7 @@ Numbers are compared exactly. A fraction such as 3/4 is a number; a thousands se
 part of the value; LaTeX's \\frac of two numbers is read. Every response is scored in time linear in its length.
 """
 
+import math
 import re
 from collections import deque
 from fractions import Fraction
@@ -57,7 +58,9 @@ def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:
 
 
 def _truth(data_source, ground_truth) -> Fraction:
-    truth = last_number(str(ground_truth)) if isinstance(ground_truth, str | int | float) else None
+    if isinstance(ground_truth, int | float) and not isinstance(ground_truth, bool) and math.isfinite(ground_truth):
+        return Fraction(str(ground_truth))  # 0.1 is a tenth, and 1e22 has an exponent
+    truth = last_number(ground_truth) if isinstance(ground_truth, str) else None
     if truth is None:
         raise ValueError(f"ground_truth of a {data_source} problem must be a number, got {ground_truth!r}")
     return truth

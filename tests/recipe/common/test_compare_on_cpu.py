@@ -246,6 +246,8 @@ def test_a_method_leaves_when_its_difference_is_known():
     assert still_in(results, half_width=0.02) == ["unsure"]
     first = differences(rows[rows["seed"] == 0], list(areas), looks=10)
     assert still_in(first, half_width=0.02) == list(areas)[1:], "one pair has no interval"
+    with pytest.raises(ValueError, match="a run of broken has failed"):
+        differences(rows, ["broken", "grpo"], looks=10)
 
 
 @pytest.fixture

@@ -135,6 +135,13 @@ def test_a_problem_without_a_right_answer_trains_nothing():
     torch.testing.assert_close(nothing_else, asked_for, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("threshold", [0.1, 0.2, 0.5, 0.7])
+def test_a_reward_at_the_threshold_is_not_right(threshold):
+    tree = Tree([[1.0], [threshold]])
+    credit = credit_of(tree, settings(verification_threshold=threshold))
+    assert set(by_step(tree, credit, credit.right)) == {0.0, 1.0}
+
+
 def test_sibling_groups_without_variance_get_nothing_and_leave_the_mask():
     tree = Tree([[1.0, 1.0], [0.0, 1.0], [[1.0]]], local={3: 1.0})
     credit = credit_of(tree, settings(alpha=0.1, gamma=0.0))

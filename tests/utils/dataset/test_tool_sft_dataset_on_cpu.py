@@ -158,6 +158,12 @@ def test_parts_that_no_rollout_makes_are_refused(messages, problem):
         ChatEncoder(make_tokenizer(), ["search"], model_type="qwen2").encode(messages)
 
 
+def test_a_tag_without_a_function_is_named():
+    functions = default_functions(["search"])
+    with pytest.raises(ValueError, match="no function for the tags lookup"):
+        ChatEncoder(make_tokenizer(), ["search", "lookup"], model_type="qwen2", functions=functions)
+
+
 def test_a_tools_tags_are_those_that_the_rollout_shows():
     messages = [*MESSAGES[1:3], {"role": "tool", "content": "<answer>1</answer>"}, MESSAGES[4]]
     ids, mask = ChatEncoder(make_tokenizer(), ["search"], model_type="qwen2").encode(messages)

@@ -103,7 +103,7 @@ def read_questions(
                 left_out[reason] += 1
                 continue
             question = _question(benchmark, row, number, prompt)
-        except BadRow as error:
+        except ValueError as error:
             bad[number] = str(error)
             continue
         key = (json.dumps([question.prompt, question.task], default=str), *question.answers)

@@ -88,6 +88,8 @@ class ChatEncoder(DemonstrationEncoder):
     def __init__(self, tokenizer, tool_tags=TOOL_TAGS, chat_template_kwargs=None, model_type=None, functions=None):
         super().__init__(tokenizer, tool_tags, chat_template_kwargs)
         self.functions = default_functions(tool_tags) if functions is None else functions
+        if unknown := set(tool_tags) - {tool["function"]["name"] for tool in self.functions}:
+            raise ValueError(f"tool_functions: there is no function for the tags {', '.join(sorted(unknown))}")
         self.template = ChatTemplate(make_builder(tokenizer, model_type, self.chat_template_kwargs), closes=True)
         self.template.check_tools(self.functions)
         self._closing = re.compile(rf"</({'|'.join(map(re.escape, tool_tags))})>")

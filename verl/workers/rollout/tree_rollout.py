@@ -290,7 +290,7 @@ def rows_of(
                     generate_sequences=seconds,
                     tool_calls=sum(call.get("seconds", 0.0) for calls in answers for call in calls),
                 ),
-                reward_score=float(sum(rewards.values())) if tree.turn_rewards or is_dropped else None,
+                reward_score=math.fsum(rewards.values()) if tree.turn_rewards or is_dropped else None,
                 extra_fields={"turn_scores": list(rewards.values()), "tool_rewards": []} | weight_versions,
                 token_fields=fields,
                 turn_rewards=rewards,

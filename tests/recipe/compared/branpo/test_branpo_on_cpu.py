@@ -96,6 +96,11 @@ EPSILON = 1e-6
 advantage = partial(credit.advantage, "branpo")
 
 
+def test_rows_without_a_token_are_bases_of_their_own():
+    rows = advantage([1.0, 0.0, 1.0, 5.0], [[-1]] * 4, [0, 0, 0, 1], [[1], [1], [0], [0]], norm=False)
+    assert rows[:, 0].tolist() == pytest.approx([1 / 3, -2 / 3, 0, 0])
+
+
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("seed", range(6))
 def test_against_a_slow_version(seed, norm):

@@ -60,6 +60,12 @@ def test_the_last_block_is_the_solution_and_the_first_tests_count():
     assert compute_score("", text, truth, max_tests=1) == {"score": 1.0, "acc": 1.0, "pred": "print(1)"}
     assert compute_score("", text.replace("print(1)", "print(1"), truth)["score"] == 0.0
     assert compute_score("", "print(1)", truth) == {"score": 0.0, "acc": 0.0, "pred": ""}
+    for text in (
+        "```python\r\nprint('```')\r\n```",
+        "```py\nprint('```')```",
+        "- ```python\n  print('```')\n  ```",
+    ):
+        assert compute_score("", text, {"inputs": [""], "outputs": ["```"]})["pred"].strip() == "print('```')"
 
 
 @pytest.mark.parametrize(("truth", "options", "message"), table(__file__, "refused"))
@@ -101,6 +107,15 @@ def test_humaneval_and_mbpp_are_judged_as_they_are_published(tmp_path, block):
     assert len(questions.questions) == 1 and sum(questions.left_out.values()) == 2
     response = "```python\ndef count(text):\n    return Counter(text)\n```"
     assert score_of(questions.questions[0], response).score == 1.0
+    builtin = {
+        "task_id": 13,
+        "text": "Add.",
+        "code": "def sum(a, b):\n    pass",
+        "test_list": ["assert sum(1, 2) == 3"],
+    }
+    (question,) = read(tmp_path, "mbpp", [builtin]).questions
+    for body, points in (("a + b", 1.0), ("a", 0.0)):
+        assert score_of(question, f"```python\ndef sum(a, b):\n    return {body}\n```").score == points
 
 
 IO = {"inputs": ["1\n"], "outputs": ["2\n"]}

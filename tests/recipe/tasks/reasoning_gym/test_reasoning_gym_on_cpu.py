@@ -19,7 +19,7 @@ from tests.fresh import output_of, python_for
 from tests.tables import table
 
 ROOT = Path(__file__).resolve().parents[4]
-WITHOUT_ANSWERS = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
+WITHOUT_ANSWERS = {"boxnet", "graph_color", "rubiks_cube", "rush_hour"}
 # knight_swap takes seconds per problem
 FAMILIES = sorted(set(library().DATASETS) - set(REFUSED) - WITHOUT_ANSWERS - {"knight_swap"})
 
@@ -99,7 +99,7 @@ def test_the_process_of_the_verifiers_is_confined(tmp_path):
 
 
 @pytest.mark.parametrize("answer", ["9**9**9", "9**9**9**9*9", "1" * 1_000_000, "(" * 5000 + "1" + ")" * 5000])
-@pytest.mark.parametrize("family", ["countdown", "polynomial_multiplication", "chain_sum", "coin_flip", "n_queens"])
+@pytest.mark.parametrize("family", ["countdown", "polynomial_multiplication", "chain_sum", "n_queens"])
 def test_an_endless_or_huge_answer_has_no_point_within_the_limit(family, answer):
     (problem,) = problems_of(family, 1)
     reward.verify("chain_sum", {}, {"answer": "1", "metadata": {}}, "1")  # the process has started
@@ -109,9 +109,14 @@ def test_an_endless_or_huge_answer_has_no_point_within_the_limit(family, answer)
     assert score(problem.truth, f"<answer>{problem.answer}</answer>", timeout_seconds=60.0)["acc"] == 1.0
 
 
-def test_an_endless_fraction_ends_with_its_process():
-    (problem,) = problems_of("coin_flip", 1)
-    assert score(problem.truth, "<answer>1e999999999</answer>", timeout_seconds=1.0)["acc"] == 0.0
+@pytest.mark.parametrize("answer", ["(6+61+94+4)*0e1+309e0", "3.25*4", "x/x+x/x", "2**3", "7//2", "1_0"])
+def test_countdown_reads_whole_numbers_and_four_signs_only(answer):
+    assert not is_allowed("countdown", answer) and is_allowed("countdown", "-(6 + 61)*94/4")
+
+
+def test_a_distance_of_nan_is_no_right_answer():
+    (problem,) = problems_of("complex_arithmetic", 1)
+    assert [score(problem.truth, f"<answer>{answer}</answer>")["score"] for answer in ("nan", "NaN + 1j")] == [0, 0]
 
 
 @pytest.mark.parametrize(("change", "message"), table(__file__, "refused rows"))

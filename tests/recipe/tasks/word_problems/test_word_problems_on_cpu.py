@@ -125,6 +125,10 @@ def test_verdicts(response, truth, expected):
     assert right(response, truth) == expected
 
 
+def test_a_truth_may_be_a_number():
+    assert [right("ans 22", 1e22), right("ans 22", 22), right("so 0.1", 0.1)] == [0, 1, 1]
+
+
 def test_equal_answers_vote_together():
     votes = [compute_score("x", text, "1")["pred"] for text in ("24.0", "so 24", r"\boxed{48/2}", "none", "7")]
     assert votes == ["24", "24", "24", "", "7"]
@@ -139,7 +143,7 @@ def test_long_responses_are_scored_at_once(text):
     assert time.process_time() - start < 1
 
 
-@pytest.mark.parametrize("truth", ["", " ", "none", [4], {"target": [4]}, None, "1/0"])
+@pytest.mark.parametrize("truth", ["", " ", "none", [4], {"target": [4]}, None, "1/0", True])
 def test_a_row_is_refused_before_a_run_as_it_is_by_the_reward(truth):
     for refuse in (lambda: check_row("sums", truth), lambda: compute_score("sums", "4", truth)):
         with pytest.raises(ValueError, match="ground_truth of a sums problem must be a number"):

@@ -15,11 +15,12 @@ class Generation:
     Args:
         token_ids: new tokens, including a stop token.
         log_probs: log-probability of each token under its sampling distribution; greedy: under the raw one (T = 1).
-        top_logprobs: the `n_top_logprobs` most likely (token, raw log-probability, T = 1) at each position, the most
-            likely first; greedy: the first is the chosen token. None if not requested.
+        top_logprobs: the `n_top_logprobs` most likely (token, log-probability) at each position, the most likely first;
+            greedy: the first is the chosen token. None if not requested. They are raw (T = 1), except from vLLM with
+            upstream's `logprobs_mode` of a run, processed_logprobs: then of the distribution that is sampled from.
         versions: pairs (number of tokens, version of the weights that made them), in order; empty if unknown.
-        entropies: entropy in nats of the raw distribution at each position, estimated from the `n_entropy` most likely
-            tokens (`entropies_of`, over the tokenizer's vocabulary). None if not requested.
+        entropies: entropy in nats of the distribution of `top_logprobs` at each position, estimated from the
+            `n_entropy` most likely tokens (`entropies_of`, over the tokenizer's vocabulary). None if not requested.
     """
 
     token_ids: list[int]
