@@ -6,6 +6,7 @@ The queue and the scorer are stand-ins here; the whole path on the real stack is
 import asyncio
 import math
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -201,13 +202,14 @@ def test_a_session_of_upstreams_agent_loops_that_failed_is_counted(queue, monkey
 async def test_groups_that_are_given_up_at_the_end_of_a_run_are_no_failures(queue):
     worker, published, *_ = queue
     worker.config.actor_rollout_ref.rollout.group_timeout = None
-
+    worker.tree_rollout.environment = SimpleNamespace(stop=AsyncMock())
     prompt = {"uid": "stuck", "agent_name": "single_turn_agent", "global_steps": 1}
     task = asyncio.ensure_future(worker._run_prompt(prompt, {}, {"validate": False}))
     worker.background_tasks = {task}
     await asyncio.sleep(0.05)
     await worker.stop()
     assert task.cancelled()
+    worker.tree_rollout.environment.stop.assert_awaited_once()
     assert published == [("stuck", "running")] and worker.engine.released == ["stuck"]
 
 

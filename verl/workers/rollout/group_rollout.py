@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 SCORED_TOGETHER = 16  # number of a group's trajectories that one reward worker scores; others go to other workers
 GIVE_UP_SECONDS = 10  # longest wait for a cancelled group to end
 COUNTS_SECONDS = 30  # longest wait for the workers' counts
+STOP_SECONDS = 30  # longest wait for the workers' end
 SINGLE_TURN = "single_turn_agent"  # upstream's name for the agent loop of prompts without `agent_name`
 
 # the undecorated class of upstream's worker, which is a Ray actor class
@@ -74,11 +75,13 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         return self.counts.pop(partition, GroupCounts()) if take else self.counts[partition]
 
     async def stop(self) -> None:
-        """Cancel all unfinished groups, because the run has ended."""
+        """Cancel all unfinished groups, because the run has ended, and close what they shared, such as tools."""
         self.stopping, tasks = True, list(self.background_tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self.tree_rollout is not None:
+            await self.tree_rollout.environment.stop()
 
     def _tree_rollout(self) -> TreeRollout:
         agent_loop = SingleTurnAgentLoop(
@@ -266,4 +269,5 @@ class GroupAgentLoopManager(AgentLoopManagerTQ):
         return sum(ray.get(calls, timeout=COUNTS_SECONDS), GroupCounts())
 
     def stop(self) -> None:
-        ray.get([worker.stop.remote() for worker in self.agent_loop_workers])
+        calls = [worker.stop.remote() for worker in self.agent_loop_workers]
+        ray.wait(calls, num_returns=len(calls), timeout=STOP_SECONDS)  # the run has ended, whatever becomes of them

@@ -38,11 +38,6 @@ class AsyncExploreMixin(ExploreMixin):
     def _build_replay_buffer(self):
         return AsyncTreeBuffer(**buffer_options(self))
 
-    def fit(self, agent_loop_manager):
-        super().fit(agent_loop_manager)
-        if stop := getattr(self.agent_loop_manager, "stop", None):  # upstream's manager has no `stop`
-            stop()  # the servers are about to end, and prompts are unfinished
-
     def step(self, metrics: dict, timing_raw: dict):
         batch = super().step(metrics, timing_raw)
         # Upstream averages metrics over a step's updates, which would give the number of prompts of one update.

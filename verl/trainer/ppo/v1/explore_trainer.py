@@ -120,6 +120,11 @@ class ExploreMixin(WatchedRun):
 
     # ---- rollout ----
 
+    def fit(self, agent_loop_manager):
+        super().fit(agent_loop_manager)
+        if stop := getattr(self.agent_loop_manager, "stop", None):  # upstream's manager has no `stop`
+            stop()  # the servers are about to end, with asynchronous schedules while prompts are unfinished
+
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         problems = [hashlib.sha1(str(list(prompt)).encode()).hexdigest() for prompt in batch["raw_prompt"]]
         batch[ORDER] = _column(range(self.n_prompts, self.n_prompts + len(problems)))
