@@ -18,7 +18,8 @@ use_hardware() {
         HARDWARE_SUFFIX=
         # verl chooses a platform when it is imported, before any config is read
         export VERL_PLATFORM=cpu HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1}
-        export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=PASSIVE
+        [ "${OMP_NUM_THREADS:-0}" != 0 ] || OMP_NUM_THREADS=2
+        export OMP_NUM_THREADS OMP_WAIT_POLICY=PASSIVE
         # each vLLM engine would compile, for four seconds, a function that counts the tokens above a log-probability
         export TORCH_COMPILE_DISABLE=${TORCH_COMPILE_DISABLE:-1}
         # Ray would start workers before it knows the run's environment, and use none of them
@@ -79,6 +80,14 @@ run_python() {
     exec python scripts/fork_server/fork_server.py python "$@"
 }
 
+# quoted TEXT: the text for Hydra, which reads it as it is, whatever its letters and signs; a list in brackets stays a list
+quoted() {
+    case "$1" in
+    \[*) printf %s "$1" ;;
+    *) printf "'%s'" "${1//\'/\\\'}" ;;
+    esac
+}
+
 # train CONFIG_NAME [OVERRIDE...]: trains by the launcher with a config of CONFIG_DIR; with DRY_RUN=1 it only checks config
 # and files. Reads HARDWARE, MODEL_PATH, LORA_RANK, TRAIN_FILE, VAL_FILE, SEED, EXPERIMENT_NAME and RUN_DIR.
 train() {
@@ -86,15 +95,15 @@ train() {
         python -m verl.trainer.main_ppo
         --config-dir "$CONFIG_DIR" --config-name "$1"
         hardware="$HARDWARE"
-        actor_rollout_ref.model.path="$MODEL_PATH"
+        actor_rollout_ref.model.path="$(quoted "$MODEL_PATH")"
         ${LORA_RANK:+actor_rollout_ref.model.lora_rank="$LORA_RANK"}
-        data.train_files="$TRAIN_FILE"
-        data.val_files="$VAL_FILE"
+        data.train_files="$(quoted "$TRAIN_FILE")"
+        data.val_files="$(quoted "$VAL_FILE")"
         data.seed="$SEED"
         actor_rollout_ref.rollout.seed="$SEED"
         actor_rollout_ref.actor.fsdp_config.seed="$SEED"
-        trainer.experiment_name="$EXPERIMENT_NAME"
-        trainer.default_local_dir="$RUN_DIR"
+        trainer.experiment_name="$(quoted "$EXPERIMENT_NAME")"
+        trainer.default_local_dir="$(quoted "$RUN_DIR")"
         "${@:2}"
     )
     case "${DRY_RUN:-0}" in

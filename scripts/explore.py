@@ -34,7 +34,7 @@ def config_of(model: str, data: str, overrides: list[str]) -> DictConfig:
     the task's `cpu_lengths`. Overrides take precedence."""
     folders = [Path(verl.trainer.__path__[0], "config"), *sorted(RECIPES.glob("*/config"))]
     source, hardware = data_source(data), os.environ.get("HARDWARE", "cpu")
-    chosen = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"]
+    chosen = ["hydra.searchpath=[" + ",".join(f"'file://{folder}'" for folder in folders) + "]"]
     texts = {"experiment": model_name(model), "actor_rollout_ref.model.path": model}
     texts |= {"data.train_files": data, "data.val_files": data}
     # quoted, as Hydra reads 500 as a number, and a comma as the end

@@ -206,6 +206,11 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
         print(f"  {line[:800]}", file=sys.stderr)
     print(f"Whole log: {run_dir / 'train.log'}", file=sys.stderr)
     text = "\n".join(plain)
+    if "Failed to connect to Ray cluster" in text:
+        print(
+            f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')} names the cluster; unset it for one of the run's own.",
+            file=sys.stderr,
+        )
     composed = JOB_FAILED in text or "HYDRA_FULL_ERROR=1 for a complete stack trace" not in text
     if code == REFUSED or not composed:
         print("Nothing was started: correct the command or the file.", file=sys.stderr)

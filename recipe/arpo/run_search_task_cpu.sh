@@ -33,5 +33,5 @@ CONFIG_DIR=recipe/arpo/config TRAIN_FILE=$DATA_DIR/train.parquet VAL_FILE=$DATA_
 train "${METHOD}_trainer" task=search_task update=tree environment="$ENVIRONMENT" \
     data.max_prompt_length="$MAX_PROMPT_LENGTH" data.max_response_length="$MAX_RESPONSE_LENGTH" \
     actor_rollout_ref.rollout.tools.call_limit="$CALL_LIMIT" \
-    actor_rollout_ref.rollout.tools.tool_instances.search.params.corpus="$(realpath -m "$DATA_DIR")/corpus.jsonl" \
+    actor_rollout_ref.rollout.tools.tool_instances.search.params.corpus="$(quoted "$(realpath -m "$DATA_DIR")/corpus.jsonl")" \
     "$@"

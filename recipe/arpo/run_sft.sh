@@ -31,17 +31,17 @@ if [ ! -f "$DATA_DIR/train.parquet" ]; then
     exit 2
 fi
 if [ -f "$DATA_DIR/val.parquet" ]; then
-    OVERRIDES+=(data.val_files="$DATA_DIR/val.parquet")
+    OVERRIDES+=(data.val_files="$(quoted "$DATA_DIR/val.parquet")")
 else
     OVERRIDES+=(trainer.test_freq=-1) # upstream validates at test_freq even without files
 fi
 settings=(
     --config-dir recipe/arpo/config --config-name arpo_sft
     hardware="$HARDWARE"
-    model.path="$MODEL_PATH"
-    data.train_files="$DATA_DIR/train.parquet"
-    trainer.experiment_name="$EXPERIMENT_NAME"
-    trainer.default_local_dir="$RUN_DIR"
+    model.path="$(quoted "$MODEL_PATH")"
+    data.train_files="$(quoted "$DATA_DIR/train.parquet")"
+    trainer.experiment_name="$(quoted "$EXPERIMENT_NAME")"
+    trainer.default_local_dir="$(quoted "$RUN_DIR")"
     ${OVERRIDES[@]+"${OVERRIDES[@]}"}
     "$@"
 )

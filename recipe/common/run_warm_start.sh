@@ -40,10 +40,10 @@ fi
 settings=(
     --config-dir recipe/common/config/sft --config-name warm_start
     hardware="$HARDWARE"
-    model.path="$MODEL_PATH"
-    data.train_files="$DATA_DIR/sft.parquet"
-    trainer.experiment_name="$EXPERIMENT_NAME"
-    trainer.default_local_dir="$RUN_DIR"
+    model.path="$(quoted "$MODEL_PATH")"
+    data.train_files="$(quoted "$DATA_DIR/sft.parquet")"
+    trainer.experiment_name="$(quoted "$EXPERIMENT_NAME")"
+    trainer.default_local_dir="$(quoted "$RUN_DIR")"
     ${WARM_START_OPTIONS[@]+"${WARM_START_OPTIONS[@]}"}
     "$@"
 )

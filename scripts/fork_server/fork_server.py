@@ -71,7 +71,9 @@ def start(
     Return the environment variables for the clients, with the server's address, and an open file descriptor: the server
     ends when no process has this file open any more.
     """
-    folder = Path(tempfile.mkdtemp(prefix="fork_server_"))  # mode 0700: nobody else may enter it
+    # the path of a socket has at most 107 bytes
+    base = "/tmp" if len(os.fsencode(tempfile.gettempdir())) > 78 else None
+    folder = Path(tempfile.mkdtemp(prefix="fork_server_", dir=base))  # mode 0700: nobody else may enter it
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / "socket"))
     listener.listen(64)

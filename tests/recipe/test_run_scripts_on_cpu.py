@@ -54,7 +54,7 @@ class DryRun(NamedTuple):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("dry")
+    return tmp_path_factory.mktemp("é=(1), dry")
 
 
 @pytest.fixture(scope="module")

@@ -68,6 +68,8 @@ KINDS: dict[Any, str] = {
     Annotated[float, Gt(0), Le(1)]: "top_p",
     Annotated[float, Gt(0)]: "repetition_penalty",
     Annotated[float, Ge(0)]: "temperature",
+    Annotated[int, Ge(-1)]: "top_k",
+    Annotated[int, Ge(0), Le(2**32 - 1)]: "seed",
     Literal["tokens", "chat"]: "server.api",
 }
 

@@ -47,6 +47,12 @@ def test_missing_columns_are_named(tmp_path, column):
         check_data_files("data.val_files", [str(tmp_path / "data.parquet")], "prompt")
 
 
+def test_a_column_of_the_rollouts_batch_is_named(tmp_path):
+    pd.DataFrame([good_row() | {"validate": True}]).to_parquet(tmp_path / "data.parquet")
+    with pytest.raises(ValueError, match="has the column 'validate', a name that the rollout uses"):
+        check_data_files("data.train_files", str(tmp_path / "data.parquet"), "prompt")
+
+
 def test_not_a_parquet_file(tmp_path):
     (tmp_path / "data.parquet").write_text("no parquet")
     with pytest.raises(ValueError, match="not a readable parquet file"):

@@ -30,6 +30,8 @@ from verl.workers.rollout.engines.interface import result_in_thread
 
 REWARD = "reward.custom_reward_function"
 CONVERT = "docs/coming_from.md says how to convert other files"
+# columns of the batch, which upstream's rollout or ours reads or writes
+TAKEN_COLUMNS = {"validate", "prompts", "responses", "response_mask", "rm_scores", "__rollout_n__", "__do_sample__"}
 FILTER_METRIC = "algorithm.filter_groups.metric"
 MANAGERS_METRICS = ("reward", "response_length", "overlong", "overlong_reward")  # not of the reward function
 
@@ -79,6 +81,8 @@ def check_data_files(key: str, files, prompt_key: str) -> None:
                 raise ValueError(
                     f"{key}: {file} has no column '{column}'; its columns: {', '.join(schema.names)}; {CONVERT}"
                 )
+        if taken := sorted(TAKEN_COLUMNS & set(schema.names)):
+            raise ValueError(f"{key}: {file} has the column '{taken[0]}', a name that the rollout uses: rename it")
         number = -1
         for number, row in enumerate(read_rows(Path(file), (prompt_key, "data_source", "reward_model"))):
             if problem := _problem(row, prompt_key):

@@ -31,7 +31,7 @@ RANGES: dict[Any, str] = {
         rollout.log_prob_micro_batch_size_per_gpu rollout.data_parallel_size rollout.pipeline_model_parallel_size
         rollout.n rollout.max_num_seqs rollout.max_num_batched_tokens rollout.max_model_len rollout.agent.num_workers
         rollout.val_kwargs.n rollout.multi_turn.max_parallel_calls""",
-    Annotated[int, Ge(0)]: "data.seed rollout.seed",
+    Annotated[int, Ge(0), Le(2**32 - 1)]: "data.seed rollout.seed actor.fsdp_config.seed",
     Annotated[int, Ge(-1)]: "rollout.top_k rollout.val_kwargs.top_k",
     Annotated[float, Gt(0)]: """
         rollout.temperature actor.optim.lr actor.grad_clip actor.clip_ratio_c actor.optim.clip_grad critic.optim.lr

@@ -136,8 +136,9 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
         _check_keys(self, ROLLOUT, "tree", "sampler")
         for name, cls in TREE_SECTIONS.items():
             setattr(self, name, _section(name, cls, getattr(self, name) or {}))
-        self.tools = _section("tools", ToolsConfig, self.tools)
         chosen = parts_of(self)
+        has_tools = chosen.environment not in ("gym", "agent")  # a script's config may have some, with keys for APIs
+        self.tools = _section("tools", ToolsConfig, self.tools if has_tools else {})
         if chosen.environment not in ENVIRONMENTS:
             raise ValueError(f"{ROLLOUT}.environment={self.environment}: expected one of {', '.join(ENVIRONMENTS)}")
         if chosen != (None, "none") and self.name not in ("vllm", *tree_of_rollout_name()):

@@ -50,7 +50,8 @@ def disk_plan(config: DictConfig) -> tuple[float, int, int]:
         there, steps = complete_steps(trainer.default_local_dir), trainer.get("total_training_steps")
         done = there[-1] if there and trainer.resume_mode == "auto" else 0
         number = max(1, -(-(steps - done) // trainer.save_freq)) if steps else 1
-        kept = trainer.get("max_actor_ckpt_to_keep") or number
+        kept = trainer.get("max_actor_ckpt_to_keep") or 0
+        kept = kept if kept > 0 else number + len(there)  # upstream keeps all
         number = max(1, min(number, kept - len(there))) if not steps or steps > done else 0
     actor, (parameters, factors, _) = config.actor_rollout_ref.actor, _sizes(config.actor_rollout_ref.model)
     states = 2 * (factors or parameters) * ("optimizer" in actor.checkpoint.save_contents)

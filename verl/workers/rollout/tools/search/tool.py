@@ -277,7 +277,7 @@ def _setting(key: str, variable: str, value: str | None) -> str:
     """Return a setting from parameter or environment; raise ValueError, without the value, if neither is usable."""
     value = value or os.environ.get(variable)
     if not value:
-        raise ValueError(f"{key}: give it as a parameter or in the environment as {variable}")
+        raise ValueError(f"{key}: set it in the environment as {variable}")
     if not isinstance(value, str) or not (value.isascii() and value.isprintable()) or " " in value:
         raise ValueError(f"{key}: expected printable ASCII without blanks (the value is not shown)")
     return value
