@@ -265,6 +265,8 @@ def adapt_modules() -> None:
         hydra.Hydra.get_mode = lambda self, config_name, overrides: (
             get_mode(self, config_name, overrides) if "hydra.mode" in " ".join(overrides) else None
         )
+    if process := sys.modules.get("multiprocessing.process"):
+        process.ORIGINAL_DIR = os.getcwd()  # the folder in which a process that is spawned finds the main module
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     if torch := sys.modules.get("torch"):
