@@ -42,8 +42,8 @@ def mbpp_answers(row: dict, names: tuple[str, ...]) -> list[str]:
     # a function named like a builtin is the solution's if the published one defines it
     defined = re.findall(r"^def (\w+)", row.get("code") or "", re.MULTILINE)
     truth = {"assert_case": [tests], "setup": setup}
-    if names := [name for name in defined if hasattr(builtins, name) and f"{name}(" in tests]:
-        truth["entry_point"] = names[0]
+    if own := [name for name in defined if hasattr(builtins, name) and f"{name}(" in tests]:
+        truth["entry_point"] = own[0]
     return _ground_truth(truth)
 
 

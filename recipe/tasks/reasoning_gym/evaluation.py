@@ -30,11 +30,11 @@ register_benchmark(
 
 def table_by_family(samples: Path) -> list[str]:
     """Return the lines of the table; the row numbers of the evaluation's files are the questions."""
-    head, *lines = samples.read_bytes().splitlines()  # text would also be split at Unicode's separators in answers
+    head, *written = samples.read_bytes().splitlines()  # text would also be split at Unicode's separators in answers
     files = json.loads(head)["settings"]["files"]
     rows = [info for file in files for info in pq.read_table(file, columns=["extra_info"])["extra_info"].to_pylist()]
     by_family = defaultdict(list)
-    for line in lines:
+    for line in written:
         sample = json.loads(line)
         by_family[rows[int(sample["question"])]["family"]].append(sample)
     lines = [f"{'family':<28} {'questions':>9} {'Acc-Pass@1':>10}  95 % interval  Acc-Mean"]

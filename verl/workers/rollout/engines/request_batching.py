@@ -71,7 +71,7 @@ class RequestBatcher:
         self.given_up: list[int] = []
         self.waiting: dict[int, asyncio.Future] = {}
         self.calls: set[asyncio.Task] = set()
-        self.submits: set[asyncio.Task] = set()  # those of the calls that submit
+        self.submits: set[asyncio.Task] = set()  # submissions on their way, also in `calls`
         self.collecting: asyncio.Task | None = None
 
     async def send(self, **request: Any) -> Any:
