@@ -79,18 +79,18 @@ def make_model(config: Qwen2Config, device: str) -> Qwen2ForCausalLM:
 
 
 def timed(run: Callable, device: torch.device) -> tuple[float, float]:
-    """Return the milliseconds of one run, and the peak MiB that it added to the memory in use (on a CPU: NaN)."""
+    """Return the seconds of one run, and the peak MiB that it added to the memory in use (on a CPU: NaN)."""
     if device.type == "cpu":
         started = time.perf_counter()
         run()
-        return 1e3 * (time.perf_counter() - started), math.nan
+        return time.perf_counter() - started, math.nan
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
     run()
     torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - started), (torch.cuda.max_memory_allocated() - before) / 2**20
+    return time.perf_counter() - started, (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 class Side:
@@ -119,7 +119,7 @@ class Side:
     def log_prob_pass(self, _run: int = 0) -> float:
         """Return the seconds of the pass that computes old log-probabilities."""
         with torch.no_grad():
-            return timed(self.log_probs, self.model.device)[0] / 1e3
+            return timed(self.log_probs, self.model.device)[0]
 
     def update(self, _run: int = 0) -> float:
         """Return the seconds of a policy-gradient loss's forward and backward pass."""
@@ -129,7 +129,7 @@ class Side:
             advantages = torch.linspace(-1, 1, len(values), device=values.device)
             (advantages * values).mean().backward()
 
-        seconds = timed(forward_and_backward, self.model.device)[0] / 1e3
+        seconds = timed(forward_and_backward, self.model.device)[0]
         self.model.zero_grad()
         return seconds
 

@@ -1,6 +1,8 @@
 # The scripts source this file in the repository's root. It activates the environment and sets the variables that a
 # hardware profile needs in the first process; the profile's YAML holds everything else.
 
+source "${BASH_SOURCE[0]%/*}/quoted.sh"
+
 # an environment that is active already takes precedence over .venv, but not conda's base, which shells activate unasked
 active_conda=${CONDA_PREFIX:-}
 [ "${CONDA_DEFAULT_ENV:-}" != base ] || active_conda=
@@ -78,14 +80,6 @@ run_python() {
         exec python "$@"
     fi
     exec python scripts/fork_server/fork_server.py python "$@"
-}
-
-# quoted TEXT: the text for Hydra, which reads it as it is, whatever its letters and signs; a list in brackets stays a list
-quoted() {
-    case "$1" in
-    \[*) printf %s "$1" ;;
-    *) printf "'%s'" "${1//\'/\\\'}" ;;
-    esac
 }
 
 # train CONFIG_NAME [OVERRIDE...]: trains by the launcher with a config of CONFIG_DIR; with DRY_RUN=1 it only checks config

@@ -11,4 +11,4 @@ export HARDWARE=${HARDWARE:-$profile}
 experiment=$1
 shift
 exec bash scripts/eval.sh countdown "$experiment" \
-    "files=['${DATA_DIR:-$data}/test.parquet']" temperature=1.0 top_p=1.0 top_k=-1 max_tokens=$tokens "$@"
+    files="[$(quoted "${DATA_DIR:-$data}/test.parquet")]" temperature=1.0 top_p=1.0 top_k=-1 max_tokens=$tokens "$@"

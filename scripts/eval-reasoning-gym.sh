@@ -14,7 +14,7 @@ shift
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 bash scripts/eval.sh reasoninggym "$experiment" \
-    "files=['$file']" temperature=1.0 top_p=1.0 top_k=-1 max_tokens=$tokens "$@" | tee "$log"
+    files="[$(quoted "$file")]" temperature=1.0 top_p=1.0 top_k=-1 max_tokens=$tokens "$@" | tee "$log"
 [ "${DRY_RUN:-0}" = 0 ] || exit 0
 source scripts/environment.sh
 python -m recipe.tasks.reasoning_gym.evaluation "$(sed -n 's/^[0-9]* samples: \(.*\)   log: .*/\1/p' "$log")"

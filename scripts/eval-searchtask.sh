@@ -14,6 +14,6 @@ use_environment "${ENVIRONMENT:-tools}"
 data=${DATA_DIR:-outputs/data/$TASK_NAME}
 experiment=$1
 shift
-exec bash scripts/eval.sh searchtask "$experiment" "files=['$data/test.parquet']" \
+exec bash scripts/eval.sh searchtask "$experiment" files="[$(quoted "$data/test.parquet")]" \
     temperature=1.0 top_p=1.0 top_k=-1 max_tokens="$MAX_RESPONSE_LENGTH" tools.call_limit="$CALL_LIMIT" tools.timeout=10 \
-    "++tools.tool_instances.search.params={corpus: $data/corpus.jsonl, max_results: 1}" "$@"
+    "++tools.tool_instances.search.params={corpus: $(quoted "$data/corpus.jsonl"), max_results: 1}" "$@"

@@ -14,6 +14,6 @@ if [ "$profile" = cpu ]; then
 fi
 experiment=$1
 shift
-exec bash scripts/eval.sh textworld "$experiment" "files=['${DATA_DIR:-$data}/test.parquet']" \
+exec bash scripts/eval.sh textworld "$experiment" files="[$(quoted "${DATA_DIR:-$data}/test.parquet")]" \
     environment=gym environment.class_path=recipe.tasks.textworld.environment.TextWorld "${limits[@]}" \
     temperature=1.0 top_p=1.0 top_k=-1 "$@"

@@ -11,4 +11,4 @@ export HARDWARE=${HARDWARE:-$profile}
 experiment=$1
 shift
 exec bash scripts/eval.sh wordproblems "$experiment" \
-    "files=['${DATA_DIR:-outputs/data/word_problems}/test.parquet']" temperature=0.7 top_p=1.0 top_k=-1 max_tokens=64 "$@"
+    files="[$(quoted "${DATA_DIR:-outputs/data/word_problems}/test.parquet")]" temperature=0.7 top_p=1.0 top_k=-1 max_tokens=64 "$@"

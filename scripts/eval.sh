@@ -12,4 +12,4 @@ source scripts/environment.sh
 use_hardware "${HARDWARE:-gpu}"
 benchmark=$1 experiment=$2
 shift 2
-run_python scripts/evaluate.py benchmark="$benchmark" experiment="'$experiment'" tools="${TOOLS:-none}" "$@"
+run_python scripts/evaluate.py benchmark="$benchmark" experiment="$(quoted "$experiment")" tools="${TOOLS:-none}" "$@"

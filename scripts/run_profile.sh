@@ -1,5 +1,7 @@
 # The scripts that evaluate our own tasks source this file in the repository's root.
 
+source scripts/quoted.sh
+
 # profile_of EXPERIMENT: prints the hardware profile (cpu or gpu) with which the run in outputs/ was trained, which decides
 # its task's data and lengths; HARDWARE, by default cpu, for a model that was trained elsewhere
 profile_of() {

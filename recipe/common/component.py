@@ -150,9 +150,6 @@ class TokenBudget(Component):
     def check(cls, config: DictConfig) -> None:
         cls(config)
 
-    def train_dataloader(self, trainer) -> None:
-        self.trainer = trainer  # for a run that resumes
-
     @contextmanager
     def around_update(self, trainer, metrics: dict) -> Iterator[None]:
         step, distance = trainer.global_steps, self.keys.tokens / self.keys.validations
@@ -171,5 +168,7 @@ class TokenBudget(Component):
 
     def load_state_dict(self, state: dict) -> None:
         self.spent = state["spent"]
+
+    def on_resume(self, trainer) -> None:
         if self.spent >= self.keys.tokens:
-            self.trainer.total_training_steps = self.trainer.global_steps
+            trainer.total_training_steps = trainer.global_steps

@@ -3,6 +3,7 @@
 GPU runs do not use the CPU stack's .venv: their Python may be a container's.
 """
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,8 +20,7 @@ def checkout(tmp_path) -> Path:
     """A checkout with a .venv as scripts/setup.sh makes it, and, on the PATH, another Python that has vLLM."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True)
     (tmp_path / ".venv/installed-from").touch()
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts/environment.sh").write_text((ROOT / "scripts/environment.sh").read_text())
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     other = tmp_path / "container/python"
     other.parent.mkdir()
     other.write_text(f'#!/bin/bash\nPYTHONPATH={tmp_path}/packages exec {sys.executable} "$@"\n')

@@ -21,16 +21,28 @@ REFUSED = {
     "propositional_logic": "its verifier takes a premise as the conclusion",
     "puzzle24": "its verifier takes other numbers than the problem's, so that one answer solves all problems",
 }
+
+
+def _formula(names: str = "") -> re.Pattern:
+    """Return the pattern of formulas with these names, and with single letters except those that sympy defines. Each
+    number and word matches in one way only: with several, the match of a long answer would take for ever."""
+    words = "|".join([*names.split(), "[A-HJ-MPRT-Za-z]"])
+    return re.compile(rf"(?:\d+(?!\d)(?:\.\d+(?!\d))?|(?:{words})(?![A-Za-z])|[-+*/^() ])*")
+
+
 _FUNCTIONS = "sin cos tan asin acos atan sinh cosh tanh exp log ln sqrt pi"
 FORMULAS = {
-    "polynomial_multiplication": "",
-    "intermediate_integration": _FUNCTIONS,
-    "simple_integration": _FUNCTIONS,
+    "polynomial_multiplication": _formula(),
+    "intermediate_integration": _formula(_FUNCTIONS),
+    "simple_integration": _formula(_FUNCTIONS),
 }
-_WORD = re.compile(r"[^\W\d_]+")
-_FORMULA = re.compile(r"(?:\d+(?:\.\d+)?|[A-Za-z]+|[-+*/^() ])*")
-# Its verifier counts the words of digits: beside letters or in decimals it would miss numbers.
-_COUNTDOWN = re.compile(r"(?:\d+|[-+() ]|\*(?!\*)|/(?!/))*")
+# family -> pattern of the answers that its verifier may read
+ALLOWED = FORMULAS | {
+    # the verifier counts the words of digits: beside letters or in decimals it would miss numbers
+    "countdown": re.compile(r"(?:[-+() \d]|\*(?!\*)|/(?!/))*"),
+    # the verifier takes a distance of NaN for none
+    "complex_arithmetic": re.compile("(?!.*nan).*", re.IGNORECASE | re.DOTALL),
+}
 
 
 def library() -> Any:
@@ -69,15 +81,6 @@ def make_dataset(family: str, settings: Mapping[str, Any], **options: Any) -> An
 
 
 def is_allowed(family: str, answer: str) -> bool:
-    """Return whether a verifier may read an answer: it is not too long, and a formula where sympy reads it."""
-    if len(answer) > MAX_ANSWER_CHARS:
-        return False
-    if family == "countdown":
-        return _COUNTDOWN.fullmatch(answer) is not None
-    if family == "complex_arithmetic":  # its verifier takes a distance of NaN for none
-        return "nan" not in answer.lower()
-    names = FORMULAS.get(family)
-    if names is None:
-        return True
-    words = set(_WORD.findall(answer)) - set(names.split())
-    return _FORMULA.fullmatch(answer) is not None and all(len(word) == 1 and word not in "INOQS" for word in words)
+    """Return whether a verifier may read an answer: it is not too long, and as `ALLOWED` says for the family."""
+    pattern = ALLOWED.get(family)
+    return len(answer) <= MAX_ANSWER_CHARS and (pattern is None or pattern.fullmatch(answer) is not None)

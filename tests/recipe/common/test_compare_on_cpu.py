@@ -191,8 +191,8 @@ def test_a_run_ends_with_its_tokens_and_is_validated_at_equal_distances():
     assert validated == [2, 4] and saved == [4] and trainer.total_training_steps == 4
     resumed = TokenBudget(config)
     again = SimpleNamespace(global_steps=9, total_training_steps=50)
-    resumed.train_dataloader(again)
     resumed.load_state_dict(budget.state_dict())
+    resumed.on_resume(again)
     assert again.total_training_steps == 9, "the same command trains no further"
     assert resumed.spent == 1200
 

@@ -176,7 +176,7 @@ def check_schedule(config: DictConfig) -> None:
     if schedule == "separate_async":
         # Upstream's trainer does not assert this at its start.
         rollout = config.actor_rollout_ref.rollout
-        check_whole_servers("actor_rollout_ref.rollout.", rollout, rollout)
+        check_whole_servers("actor_rollout_ref.rollout", rollout, rollout)
         backend = rollout.checkpoint_engine.backend
         if (backend == CPU_BACKEND) != (config.trainer.device == "cpu"):
             raise ValueError(
@@ -190,8 +190,8 @@ def check_whole_servers(section: str, nodes: DictConfig, rollout: DictConfig) ->
     gpus, server = nodes.n_gpus_per_node, gpus_of_server(rollout)
     if nodes.nnodes * gpus % server or (gpus % server and server % gpus):
         raise ValueError(
-            f"{section}nnodes x {section}n_gpus_per_node = {nodes.nnodes} x {gpus}: expected nodes with a multiple of "
-            f"the {server} GPUs of a server (tensor_model_parallel_size x data_parallel_size x "
+            f"{section}.nnodes x {section}.n_gpus_per_node = {nodes.nnodes} x {gpus}: expected nodes with a multiple "
+            f"of the {server} GPUs of a server (tensor_model_parallel_size x data_parallel_size x "
             "pipeline_model_parallel_size), or a multiple of the nodes that it fills"
         )
 

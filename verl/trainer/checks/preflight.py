@@ -130,7 +130,7 @@ def check_micro_batches_and_servers(config: DictConfig) -> None:
                 f"actor_rollout_ref.{key}={budget} with ulysses_sequence_parallel_size={parallel}: expected at least "
                 f"{longest} tokens in all (data.max_prompt_length + data.max_response_length)"
             )
-    check_whole_servers("trainer.", config.trainer, rollout)  # with schedule=separate_async they hold servers, too
+    check_whole_servers("trainer", config.trainer, rollout)  # with schedule=separate_async they hold servers, too
     if (rollout.max_num_batched_tokens or rollout.max_num_seqs) < rollout.max_num_seqs:
         key, value = "actor_rollout_ref.rollout.max_num_batched_tokens", rollout.max_num_batched_tokens
         raise ValueError(f"{key}={value}: vLLM expects at least max_num_seqs={rollout.max_num_seqs}")

@@ -107,12 +107,7 @@ def test_humaneval_and_mbpp_are_judged_as_they_are_published(tmp_path, block):
     assert len(questions.questions) == 1 and sum(questions.left_out.values()) == 2
     response = "```python\ndef count(text):\n    return Counter(text)\n```"
     assert score_of(questions.questions[0], response).score == 1.0
-    builtin = {
-        "task_id": 13,
-        "text": "Add.",
-        "code": "def sum(a, b):\n    pass",
-        "test_list": ["assert sum(1, 2) == 3"],
-    }
+    builtin = mbpp | {"task_id": 13, "code": "def sum(a, b):\n    pass", "test_list": ["assert sum(1, 2) == 3"]}
     (question,) = read(tmp_path, "mbpp", [builtin]).questions
     for body, points in (("a + b", 1.0), ("a", 0.0)):
         assert score_of(question, f"```python\ndef sum(a, b):\n    return {body}\n```").score == points

@@ -98,7 +98,9 @@ def test_the_process_of_the_verifiers_is_confined(tmp_path):
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("answer", ["9**9**9", "9**9**9**9*9", "1" * 1_000_000, "(" * 5000 + "1" + ")" * 5000])
+@pytest.mark.parametrize(
+    "answer", ["9**9**9", "9**9**9**9*9", "1" * 50 + "x" * 50 + "!", "1" * 10**6, "(" * 5000 + "1" + ")" * 5000]
+)
 @pytest.mark.parametrize("family", ["countdown", "polynomial_multiplication", "chain_sum", "n_queens"])
 def test_an_endless_or_huge_answer_has_no_point_within_the_limit(family, answer):
     (problem,) = problems_of(family, 1)

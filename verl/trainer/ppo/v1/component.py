@@ -92,6 +92,9 @@ class Component:
     def load_state_dict(self, state: dict) -> None:
         """Restore a state that `state_dict` returned; raise ValueError if the run's config does not fit it."""
 
+    def on_resume(self, trainer) -> None:
+        """Called after `load_state_dict`."""
+
 
 def components_of(config: DictConfig) -> list[Component]:
     """Return the components of a run with this config, sorted by name."""

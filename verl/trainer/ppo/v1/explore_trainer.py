@@ -97,7 +97,7 @@ class ExploreMixin(WatchedRun):
         serve_top_logprobs()
         super().__init__(config)
 
-    # ---- set-up ----
+    # ---- begin and end ----
 
     def _init_resource_pool_mgr(self):
         super()._init_resource_pool_mgr()
@@ -118,12 +118,12 @@ class ExploreMixin(WatchedRun):
             actor_config = omega_conf_to_dataclass(actor)
             self.actor_rollout_wg.set_loss_fn(partial(ppo_loss_with_fields, config=actor_config, fields=fields))
 
-    # ---- rollout ----
-
     def fit(self, agent_loop_manager):
         super().fit(agent_loop_manager)
         if stop := getattr(self.agent_loop_manager, "stop", None):  # upstream's manager has no `stop`
             stop()  # the servers are about to end, with asynchronous schedules while prompts are unfinished
+
+    # ---- rollout ----
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         problems = [hashlib.sha1(str(list(prompt)).encode()).hexdigest() for prompt in batch["raw_prompt"]]
@@ -299,6 +299,7 @@ class ExploreMixin(WatchedRun):
         for component in self.components:
             if component.state_file and (state := load_state(self, component.state_file)):
                 component.load_state_dict(state)
+                component.on_resume(self)
 
 
 def compute_fields(
